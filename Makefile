@@ -1,0 +1,44 @@
+# Two commands do everything on a machine that has only Python and make:
+#   make run    creates .venv, installs, runs the main job
+#   make test   creates .venv, installs the development extras, lint, types, tests
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: run test test-slow lint types format clean
+
+run: .venv/installed-run
+	$(BIN)/nextpolicy study theory
+
+test: lint types
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-slow: .venv/installed-dev
+	$(BIN)/python -m pytest -m slow
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+
+types: .venv/installed-dev
+	$(BIN)/mypy
+
+format: .venv/installed-dev
+	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format src tests benchmarks
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+# The development install holds everything the plain one does.
+.venv/installed-run: .venv/bin/python pyproject.toml constraints.txt
+	@test -e .venv/installed-dev || { echo "installing nextpolicy into .venv (a minute or two) ..."; $(INSTALL) --editable .; }
+	@touch $@
+
+.venv/installed-dev: .venv/bin/python pyproject.toml constraints.txt
+	@echo "installing nextpolicy and its development extras into .venv (a few minutes) ..."
+	$(INSTALL) --editable ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis dist build

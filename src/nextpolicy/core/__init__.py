@@ -1,0 +1,1 @@
+"""Pure functions on arrays: estimators, the gate, losses, statistics, minibatches."""

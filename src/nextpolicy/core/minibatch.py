@@ -1,0 +1,28 @@
+"""Minibatches as indices: a permutation per epoch and a gather per gradient step, never a shuffled copy."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from nextpolicy.types import Array, PyTree
+
+
+def indices(key: Array, batch_size: int, epochs: int, minibatches: int) -> Array:
+    """[epochs * minibatches, batch_size / minibatches] sample numbers; each epoch permutes them all afresh."""
+    if minibatches < 1 or batch_size % minibatches:
+        raise ValueError(f"minibatches: got {minibatches}, takes a divisor of the batch size, which is {batch_size}")
+    if epochs < 1:
+        raise ValueError(f"epochs: got {epochs}, takes a whole number of at least 1")
+    permute = jax.vmap(lambda k: jax.random.permutation(k, batch_size))
+    return permute(jax.random.split(key, epochs)).reshape(epochs * minibatches, -1)
+
+
+def flatten(batch: PyTree) -> PyTree:
+    """[T, N, ...] leaves as [T * N, ...]; a reshape, not a copy."""
+    return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), batch)
+
+
+def take(batch: PyTree, index: Array) -> PyTree:
+    """The samples numbered `index` of a flattened batch."""
+    return jax.tree.map(lambda x: jnp.take(x, index, axis=0, unique_indices=True, mode="clip"), batch)

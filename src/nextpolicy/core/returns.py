@@ -1,0 +1,111 @@
+"""Value targets and advantages for a frozen target policy pi from the data of a behavioural policy beta.
+
+Every array is time-major with any trailing shape, and index t means the step taken in state s_t:
+
+    ratio[t]      = pi(a_t|s_t) / beta(a_t|s_t)
+    discount[t]   = gamma * (1 - terminated[t])
+    cut[t]        = terminated[t] or truncated[t]; no trace passes it
+    value[t]      = v(s_t)
+    next_value[t] = v(the true successor of s_t), taken before auto-reset
+
+A truncated step therefore still bootstraps from `next_value`, and a terminated one does not. The results
+carry no gradient and have the floating-point type of `value`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from nextpolicy.core import check
+from nextpolicy.types import Array
+
+ADVANTAGE_KINDS = ("printed", "next", "vtrace")
+
+
+def gae(reward: Array, discount: Array, cut: Array, value: Array, next_value: Array, *, lam: float | Array) -> Array:
+    """Generalised advantage estimation, A_t = delta_t + discount_t lam (1 - cut_t) A_{t+1}; A after the end is 0."""
+    delta, keep = _errors(reward, discount, cut, value, next_value)
+    return _backwards(delta, discount * keep * lam)
+
+
+def vtrace(
+    ratio: Array,
+    reward: Array,
+    discount: Array,
+    cut: Array,
+    value: Array,
+    next_value: Array,
+    *,
+    lam: float | Array,
+    rho_max: float | Array,
+    rho_min: float | Array = 0.0,
+) -> Array:
+    """V-trace targets y_t = value_t + rho_t delta_t + discount_t c_t (1 - cut_t) (y_{t+1} - value_{t+1}).
+
+    rho_t = clip(ratio_t, rho_min, rho_max) and c_t = min(lam, ratio_t); y - value is 0 after the last step.
+    """
+    check.same_shape(value=value, ratio=ratio)
+    delta, keep = _errors(reward, discount, cut, value, next_value)
+    ratio = jax.lax.stop_gradient(jnp.asarray(ratio)).astype(delta.dtype)
+    rho = jnp.clip(ratio, rho_min, rho_max)
+    excess = _backwards(rho * delta, discount * keep * jnp.minimum(lam, ratio))
+    return jax.lax.stop_gradient(value) + excess
+
+
+def retrace_gae(
+    ratio: Array,
+    reward: Array,
+    discount: Array,
+    cut: Array,
+    value: Array,
+    next_value: Array,
+    *,
+    lam: float | Array,
+    kind: str = "printed",
+    rho_max: float | Array = jnp.inf,
+) -> Array:
+    """Advantages of the target policy by Retrace, with c_t = min(lam, ratio_t):
+
+    `printed`  A_t = delta_t + discount_t c_t     (1 - cut_t) A_{t+1}    as the source prints it
+    `next`     A_t = delta_t + discount_t c_{t+1} (1 - cut_t) A_{t+1}    textbook Retrace; the last trace is 0
+    `vtrace`   A_t = delta_t + discount_t lam     (1 - cut_t) (y_{t+1} - value_{t+1})    y from `vtrace`, rho_max
+
+    With ratio == 1 all three are GAE(lam). `printed` cuts the trace by the ratio of the very action it
+    judges, which biases it off-policy; `rho_max` matters to `vtrace` alone.
+    """
+    check.one_of("kind", kind, ADVANTAGE_KINDS)
+    check.same_shape(value=value, ratio=ratio)
+    delta, keep = _errors(reward, discount, cut, value, next_value)
+    ratio = jax.lax.stop_gradient(jnp.asarray(ratio)).astype(delta.dtype)
+    trace = jnp.minimum(lam, ratio)
+    if kind == "printed":
+        return _backwards(delta, discount * keep * trace)
+    if kind == "next":
+        return _backwards(delta, discount * keep * _following(trace))
+    excess = _backwards(jnp.clip(ratio, 0.0, rho_max) * delta, discount * keep * trace)
+    return delta + discount * keep * lam * _following(excess)
+
+
+def _errors(reward: Array, discount: Array, cut: Array, value: Array, next_value: Array) -> tuple[Array, Array]:
+    """Temporal-difference errors delta_t and `keep` = 1 - cut, without gradient, in the type of `value`."""
+    check.same_shape(value=value, reward=reward, discount=discount, cut=cut, next_value=next_value)
+    value = jnp.asarray(value)
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise ValueError(f"value: got dtype {value.dtype}, takes a floating-point array")
+    delta = jax.lax.stop_gradient(reward + discount * next_value - value).astype(value.dtype)
+    return delta, 1.0 - jnp.asarray(cut).astype(value.dtype)
+
+
+def _following(x: Array) -> Array:
+    """x_{t+1} at index t, and 0 after the last step."""
+    return jnp.concatenate([x[1:], jnp.zeros_like(x[:1])])
+
+
+def _backwards(gain: Array, decay: Array) -> Array:
+    """Solve x_t = gain_t + decay_t x_{t+1} from the last step to the first, with x = 0 after the end."""
+    step: Callable[[Array, tuple[Array, Array]], tuple[Array, Array]] = lambda x, t: (y := t[0] + t[1] * x, y)  # noqa: E731
+    decay = jax.lax.stop_gradient(jnp.broadcast_to(decay, gain.shape)).astype(gain.dtype)
+    return jax.lax.scan(step, jnp.zeros_like(gain[0]), (gain, decay), reverse=True)[1]

@@ -1,0 +1,57 @@
+"""Welford's running mean and variance, with a merge, so that parallel and sequential updates agree."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from nextpolicy.types import Array, RunningStats
+
+
+def init(shape: tuple[int, ...] = (), dtype: jnp.dtype | type = jnp.float32) -> RunningStats:
+    """Statistics of no samples, each of `shape`."""
+    return RunningStats(jnp.zeros((), dtype), jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+
+def of_batch(batch: Array, weight: Array | None = None, axis_name: str | None = None) -> RunningStats:
+    """Statistics of a batch [..., sample]; `weight` [...] of 0 leaves a sample out.
+
+    The leading axes are those of `weight`, or the first one alone. With `axis_name` the batch is spread over
+    that mapped axis, and the result is that of all its parts together.
+    """
+    lead = 1 if weight is None else weight.ndim
+    axes = tuple(range(lead))
+    weights = jnp.ones(batch.shape[:lead], batch.dtype) if weight is None else weight.astype(batch.dtype)
+    weights = weights.reshape(weights.shape + (1,) * (batch.ndim - lead))
+    total = lambda x: x if axis_name is None else jax.lax.psum(x, axis_name)  # noqa: E731
+    count = total(jnp.sum(weights))
+    mean = total(jnp.sum(weights * batch, axis=axes)) / jnp.maximum(count, 1)
+    m2 = total(jnp.sum(weights * jnp.square(batch - mean[(None,) * lead]), axis=axes))
+    return RunningStats(count, mean, m2)
+
+
+def merge(a: RunningStats, b: RunningStats) -> RunningStats:
+    """Statistics of both streams together (Chan et al.): exact whichever is the longer."""
+    count = a.samples + b.samples
+    share = b.samples / jnp.maximum(count, 1)
+    shift = b.mean - a.mean
+    return RunningStats(count, a.mean + shift * share, a.m2 + b.m2 + jnp.square(shift) * a.samples * share)
+
+
+def update(
+    stats: RunningStats, batch: Array, weight: Array | None = None, axis_name: str | None = None
+) -> RunningStats:
+    """Statistics after a further batch [..., sample]."""
+    return merge(stats, of_batch(batch, weight, axis_name))
+
+
+def variance(stats: RunningStats) -> Array:
+    """Population variance; 1 before the first sample, so that normalising by it changes nothing."""
+    return jnp.where(stats.samples > 0, stats.m2 / jnp.maximum(stats.samples, 1), 1.0)
+
+
+def normalise(stats: RunningStats, x: Array, clip: float = 10.0, epsilon: float = 1e-8) -> Array:
+    """(x - mean) / sqrt(variance + epsilon), clipped to [-clip, clip]; x is [..., sample]."""
+    lead = (None,) * (x.ndim - stats.mean.ndim)
+    scaled = (x - stats.mean[lead]) / jnp.sqrt(variance(stats)[lead] + epsilon)
+    return jnp.clip(scaled, -clip, clip)
