@@ -1,0 +1,67 @@
+"""House rules for every test: no silent broadcasting, no key used twice, no warning overlooked.
+
+Third-party environments do not all keep these rules. A test that runs one of them says which rule it lifts:
+
+    pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse]
+
+`allow_rank_promotion`  Brax adds [3] to [2, 3] and the like in its physics
+`allow_key_reuse`       for environment code that consumes one key twice
+
+Both markers work on a test, a class or (as `pytestmark`) a module. Warnings are errors by `pyproject.toml`; the
+few exceptions, all raised inside other people's packages, stand in `_THIRD_PARTY_WARNINGS`.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from collections.abc import Iterator
+
+import hypothesis
+import jax
+import pytest
+
+_THIRD_PARTY_WARNINGS = (
+    # Brax imports JAXopt, which announces on import that it is no longer maintained.
+    "ignore:JAXopt is no longer maintained:DeprecationWarning",
+    # Brax says so of itself whenever it loads a system.
+    "ignore:Brax System, piplines and environments are not actively being maintained:UserWarning",
+)
+
+# The same examples on every machine and every run: a red test is red for everybody. Fixtures here only set JAX
+# options, which hold no state that one example could leave behind for the next.
+hypothesis.settings.register_profile(
+    "nextpolicy",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    max_examples=40,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+hypothesis.settings.load_profile("nextpolicy")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the markers of this file and the exceptions to warnings-are-errors."""
+    config.addinivalue_line("markers", "allow_rank_promotion: runs third-party code that broadcasts ranks silently")
+    config.addinivalue_line("markers", "allow_key_reuse: runs third-party code that consumes a PRNG key twice")
+    for rule in _THIRD_PARTY_WARNINGS:
+        config.addinivalue_line("filterwarnings", rule)
+
+
+@pytest.fixture(autouse=True)
+def _strict_jax(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Broadcasting across ranks and using a key twice are errors, unless the test's markers lift the rule."""
+    broadcasting = "allow" if request.node.get_closest_marker("allow_rank_promotion") else "raise"
+    check_keys = request.node.get_closest_marker("allow_key_reuse") is None
+    with jax.numpy_rank_promotion(broadcasting), jax.debug_key_reuse(check_keys):
+        yield
+
+
+@pytest.fixture
+def x64(_strict_jax: None) -> Iterator[None]:
+    """Double precision for one test."""
+    with jax.enable_x64(True):
+        yield
