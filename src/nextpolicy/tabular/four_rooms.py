@@ -1,0 +1,163 @@
+"""Four Rooms (Sutton, Precup and Singh, 1999) as an exact MDP: 13 x 13, 104 free cells, one absorbing goal.
+
+State i is the free cell `cells[i]` = (row, col), numbered row by row from the top left. The goal is one of
+the 104 states: entering it pays 1, and it is never left.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nextpolicy.core import check
+from nextpolicy.tabular import solve
+from nextpolicy.tabular.mdp import FloatArray, TabularMDP, as_policy
+
+_MAP = """\
+#############
+#.....#.....#
+#.....#.....#
+#...........#
+#.....#.....#
+#.....#.....#
+##.####.....#
+#.....###.###
+#.....#.....#
+#.....#.....#
+#...........#
+#.....#.....#
+#############"""
+
+WALLS: npt.NDArray[np.bool_] = np.array([[symbol == "#" for symbol in line] for line in _MAP.splitlines()])
+"""[13, 13] bool, indexed [row, col]: True where no one can stand."""
+
+cells: npt.NDArray[np.int64] = np.argwhere(~WALLS)
+"""[104, 2]: (row, col) of each state."""
+
+ACTIONS = ("up", "right", "down", "left")
+MOVES: npt.NDArray[np.int64] = np.array([[-1, 0], [0, 1], [1, 0], [0, -1]])
+"""[4, 2]: (row, col) step of each action."""
+
+START = (4, 1)
+GOAL = (8, 9)
+DOORWAYS = {"top": (3, 6), "left": (6, 2), "right": (7, 9), "bottom": (10, 6)}
+
+ROOMS = ("top-left", "top-right", "bottom-left", "bottom-right", "doorway")
+
+NOISES = ("fail", "success", "none")
+_INDEX: npt.NDArray[np.int64] = np.full(WALLS.shape, -1)
+_INDEX[~WALLS] = np.arange(len(cells))
+
+
+def _rooms() -> npt.NDArray[np.int64]:
+    """Room number of each cell. The wall between top and bottom is row 6 on the left and row 7 on the right."""
+    rows, columns = cells.T
+    right = columns > 6
+    bottom = np.where(right, rows > 7, rows > 6)
+    room = 2 * bottom + right
+    room[[state_index(*doorway) for doorway in DOORWAYS.values()]] = ROOMS.index("doorway")
+    return np.asarray(room)
+
+
+def state_index(row: int, col: int, name: str = "cell") -> int:
+    """The state at [row, col]; walls and places off the map are errors."""
+    inside = 0 <= row < WALLS.shape[0] and 0 <= col < WALLS.shape[1]
+    if not inside or WALLS[row, col]:
+        raise ValueError(f"{name}: got ({row}, {col}), {'a wall' if inside else 'off the map'}, takes a free cell")
+    return int(_INDEX[row, col])
+
+
+room_of: npt.NDArray[np.int64] = _rooms()
+"""[104]: the room of each state, as an index into ROOMS."""
+
+
+def four_rooms(
+    noise: str = "fail", gamma: float = 0.99, *, start: tuple[int, int] = START, goal: tuple[int, int] = GOAL
+) -> TabularMDP:
+    """The task as a `TabularMDP` of 104 states and 4 actions.
+
+    `fail`     the intended move happens with probability 0.8, each other one with 0.2 / 3
+    `success`  with probability 0.8 a move drawn uniformly from all four, otherwise the intended one
+    `none`     the intended move happens
+
+    A move into a wall stays. R(s, a) is the chance of entering the goal.
+    """
+    successor = np.empty((len(cells), len(MOVES)), dtype=np.int64)
+    for state, cell in enumerate(cells):
+        for action, (row, col) in enumerate(cell + MOVES):
+            successor[state, action] = state if WALLS[row, col] else _INDEX[row, col]
+    # reached[s, m, t]: the move m, once made, leads from s to t.
+    reached = np.eye(len(cells))[successor]
+    goal_state = state_index(*goal, name="goal")
+    start_state = state_index(*start, name="start")
+    if start_state == goal_state:
+        raise ValueError(f"start: got {start}, the goal, takes another free cell")
+    P = np.einsum("am,smt->sat", move_probabilities(noise), reached)
+    P[goal_state] = np.eye(len(cells))[goal_state]
+    R = P[:, :, goal_state].copy()
+    R[goal_state] = 0.0
+    return TabularMDP(P=P, R=R, gamma=gamma, start=np.eye(len(cells))[start_state])
+
+
+def move_probabilities(noise: str = "fail") -> FloatArray:
+    """[action, move]: the chance that an intended action becomes each move."""
+    check.one_of("noise", noise, NOISES)
+    moves = len(MOVES)
+    if noise == "fail":
+        return np.asarray(np.where(np.eye(moves, dtype=bool), 0.8, 0.2 / (moves - 1)))
+    return np.asarray(0.2 * np.eye(moves) + 0.8 / moves) if noise == "success" else np.eye(moves)
+
+
+def observations() -> npt.NDArray[np.float32]:
+    """[104, 13, 13, 2]: what the agent sees in each state: the walls, and itself at [row, col]."""
+    seen = np.zeros((len(cells), *WALLS.shape, 2), np.float32)
+    seen[..., 0] = WALLS
+    seen[np.arange(len(cells)), cells[:, 0], cells[:, 1], 1] = 1.0
+    return seen
+
+
+def as_grid(values: Any, fill: float = np.nan) -> FloatArray:
+    """Numbers per state [..., 104] laid out as [..., 13, 13], `fill` where the walls are."""
+    table = np.asarray(values, dtype=np.float64)
+    if table.shape[-1:] != (len(cells),):
+        raise ValueError(f"values: got shape {table.shape}, takes [..., {len(cells)}]")
+    grid = np.full((*table.shape[:-1], *WALLS.shape), fill)
+    grid[..., cells[:, 0], cells[:, 1]] = table
+    return grid
+
+
+def top_route_probability(mdp: TabularMDP, pi: Any, from_state: int | None = None) -> FloatArray:
+    """The chance of first entering the bottom-right room (the default goal's) from the top-right one.
+
+    From `from_state`, or from every state ([..., 104]) where it is None. Entering means stepping out of the
+    doorway (7, 9) or (10, 6) into the room. A state inside the room gives NaN: it has been entered. Where
+    the policy may wander for ever, the chance of top and that of bottom sum to less than one.
+    """
+    if mdp.states != len(cells):
+        raise ValueError(f"mdp: got {mdp.states} states, takes a Four Rooms MDP of {len(cells)}")
+    if from_state is not None and not 0 <= from_state < len(cells):
+        raise ValueError(f"from_state: got {from_state}, takes a state index in [0, {len(cells) - 1}]")
+    policy = as_policy(mdp, pi)
+    batch = policy.shape[:-2]
+    inside = room_of == ROOMS.index("bottom-right")
+    outside = np.flatnonzero(~inside)
+    doorway = int(np.searchsorted(outside, state_index(*DOORWAYS["right"])))
+    chance = np.full((int(np.prod(batch)), len(cells)), np.nan)
+    for row, one in zip(chance, policy.reshape(-1, *policy.shape[-2:])):
+        moves = solve.transition_matrix(mdp, one)
+        row[outside] = _chance_of_entering(moves[np.ix_(outside, outside)], moves[outside][:, inside].sum(1), doorway)
+    chance = chance.reshape(*batch, len(cells))
+    return chance if from_state is None else np.asarray(chance[..., from_state])
+
+
+def _chance_of_entering(moves: FloatArray, entering: FloatArray, doorway: int) -> FloatArray:
+    """Chance, per outside state, that the first entry is made from `doorway`; 0 where entry is impossible."""
+    possible = entering > 0
+    for _ in range(len(moves)):
+        possible = possible | (moves @ possible > 0)
+    # States that never get in would make the system singular; their answer is 0.
+    matrix = np.where(possible[:, None], np.eye(len(moves)) - moves, np.eye(len(moves)))
+    right = np.where(np.arange(len(moves)) == doorway, entering, 0.0)
+    return np.asarray(np.linalg.solve(matrix, right))

@@ -1,0 +1,165 @@
+"""A finite Markov decision process as arrays, checked once when it is made, and ways to draw random ones.
+
+Indices: s the state acted in, a the action, t (as an axis) the successor. Everything is NumPy float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nextpolicy.core import check
+
+FloatArray = npt.NDArray[np.float64]
+
+PROBABILITY_TOLERANCE = 1e-9
+# A policy often comes out of a float32 softmax; rows this near to one are divided by their sum.
+POLICY_TOLERANCE = 1e-5
+
+POLICY_KINDS = ("dirichlet", "deterministic", "uniform")
+
+
+@dataclass(frozen=True, eq=False)
+class TabularMDP:
+    """P[s, a, t] = probability of s -> t under a; R[s, a] = mean reward of that step; start[s] = P(s_0 = s).
+
+    0 <= gamma < 1. A terminal state is one that every action leaves where it is, with reward 0. The arrays
+    are kept as read-only float64 copies.
+    """
+
+    P: FloatArray  # [S, A, S]
+    R: FloatArray  # [S, A]
+    gamma: float
+    start: FloatArray  # [S]
+
+    def __post_init__(self) -> None:
+        P, R, start = (finite_array(name, getattr(self, name)) for name in ("P", "R", "start"))
+        if P.ndim != 3 or P.shape[0] != P.shape[2] or 0 in P.shape:
+            raise ValueError(f"P: got shape {P.shape}, takes [S, A, S] with at least one state and one action")
+        if R.shape != P.shape[:2]:
+            raise ValueError(f"R: got shape {R.shape}, takes [S, A] = {P.shape[:2]}")
+        if start.shape != P.shape[:1]:
+            raise ValueError(f"start: got shape {start.shape}, takes [S] = {P.shape[:1]}")
+        _distribution("P", P, -1)
+        _distribution("start", start, -1)
+        gamma = np.asarray(self.gamma)
+        if gamma.shape != () or gamma.dtype.kind not in "fiu" or not 0.0 <= gamma < 1.0:
+            raise ValueError(f"gamma: got {self.gamma!r}, takes a number in [0, 1)")
+        for name, array in (("P", P), ("R", R), ("start", start)):
+            array.setflags(write=False)
+            object.__setattr__(self, name, array)
+        object.__setattr__(self, "gamma", float(gamma))
+
+    @property
+    def states(self) -> int:
+        """How many states there are."""
+        return self.P.shape[0]
+
+    @property
+    def actions(self) -> int:
+        """How many actions each state has."""
+        return self.P.shape[1]
+
+    @property
+    def terminal(self) -> npt.NDArray[np.bool_]:
+        """[S] bool: every action stays here for sure, and pays nothing."""
+        stays = self.P[np.arange(self.states), :, np.arange(self.states)] >= 1.0 - PROBABILITY_TOLERANCE
+        return np.asarray((stays & (self.R == 0.0)).all(axis=1))
+
+
+def finite_array(name: str, got: Any) -> FloatArray:
+    """A fresh float64 copy of `got`, or a ValueError that names the argument."""
+    try:
+        array = np.array(got, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: got {type(got).__name__}, takes an array of real numbers") from error
+    if not np.isfinite(array).all():
+        raise ValueError(
+            f"{name}: got {np.count_nonzero(~np.isfinite(array))} non-finite entries, takes finite numbers"
+        )
+    return array
+
+
+def as_policy(mdp: TabularMDP, pi: Any, name: str = "pi") -> FloatArray:
+    """`pi` [..., S, A] as float64 rows of probabilities; rows within 1e-5 of one are divided by their sum."""
+    policy = as_table(mdp, pi, name)
+    _distribution(name, policy, -1, POLICY_TOLERANCE)
+    return np.asarray(policy / policy.sum(-1, keepdims=True))
+
+
+def as_table(mdp: TabularMDP, table: Any, name: str = "q") -> FloatArray:
+    """`table` [..., S, A] as finite float64: an action-value estimate, say."""
+    array = finite_array(name, table)
+    if array.shape[-2:] != (mdp.states, mdp.actions):
+        raise ValueError(f"{name}: got shape {array.shape}, takes [..., S, A] = [..., {mdp.states}, {mdp.actions}]")
+    return array
+
+
+def as_visitation(mdp: TabularMDP, mu: Any, name: str = "mu") -> FloatArray:
+    """`mu` [..., S, A] as a distribution over state-action pairs, under the same tolerance as a policy."""
+    array = as_table(mdp, mu, name)
+    flat = array.reshape(*array.shape[:-2], -1)
+    _distribution(name, flat, -1, POLICY_TOLERANCE)
+    return np.asarray(array / array.sum((-2, -1), keepdims=True))
+
+
+def random_mdp(
+    rng: np.random.Generator,
+    states: int,
+    actions: int,
+    gamma: float,
+    *,
+    sparsity: float = 0.0,
+    reward_range: tuple[float, float] = (0.0, 1.0),
+) -> TabularMDP:
+    """Rows of P are Dirichlet(1) over a random subset of successors; rewards are uniform; s_0 is state 0.
+
+    sparsity in [0, 1] is the chance of each successor being left out; one successor always stays, so
+    sparsity 1 gives deterministic transitions.
+    """
+    for name, count in (("states", states), ("actions", actions)):
+        if not isinstance(count, (int, np.integer)) or count < 1:
+            raise ValueError(f"{name}: got {count!r}, takes a whole number of at least 1")
+    check.number("sparsity", sparsity, 0.0, 1.0)
+    low, high = reward_range
+    if not (np.isfinite(low) and np.isfinite(high) and low <= high):
+        raise ValueError(f"reward_range: got {reward_range}, takes (low, high), finite, with low <= high")
+    weight = rng.exponential(size=(states, actions, states))
+    kept = rng.random(weight.shape) >= sparsity
+    kept |= np.arange(states) == rng.integers(states, size=(states, actions, 1))
+    weight = np.where(kept, weight, 0.0)
+    start = np.zeros(states)
+    start[0] = 1.0
+    return TabularMDP(
+        P=weight / weight.sum(-1, keepdims=True),
+        R=rng.uniform(low, high, size=(states, actions)),
+        gamma=gamma,
+        start=start,
+    )
+
+
+def random_policy(
+    rng: np.random.Generator, mdp: TabularMDP, *, kind: str = "dirichlet", batch: tuple[int, ...] = ()
+) -> FloatArray:
+    """Policies [*batch, S, A]: rows Dirichlet(1), one random action each (`deterministic`), or `uniform`."""
+    check.one_of("kind", kind, POLICY_KINDS)
+    shape = (*batch, mdp.states, mdp.actions)
+    if kind == "uniform":
+        return np.full(shape, 1.0 / mdp.actions)
+    weight = rng.exponential(size=shape)
+    if kind == "deterministic":
+        weight = (np.arange(mdp.actions) == weight.argmax(-1)[..., None]).astype(np.float64)
+    return np.asarray(weight / weight.sum(-1, keepdims=True))
+
+
+def _distribution(name: str, array: FloatArray, axis: int, tolerance: float = PROBABILITY_TOLERANCE) -> None:
+    """Raise unless the entries are non-negative and sum to one along `axis`."""
+    if array.size and array.min() < 0.0:
+        raise ValueError(f"{name}: got a negative probability, {array.min():g}, takes numbers of at least 0")
+    total = array.sum(axis)
+    worst = np.ravel(total)[np.argmax(np.abs(total - 1.0))] if np.size(total) else 1.0
+    if not abs(worst - 1.0) <= tolerance:
+        raise ValueError(f"{name}: got probabilities that sum to {worst:.12g}, takes sums of 1 (within {tolerance:g})")

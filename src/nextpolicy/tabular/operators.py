@@ -1,0 +1,153 @@
+"""Exact evaluation operators (V-trace, Retrace) as matrices, and the operators that improve a policy.
+
+For a target pi and a behaviour beta, with lam and rho_max as in `nextpolicy.core.returns`:
+
+    rho(s, a) = clip(pi / beta, rho_min, rho_max)        c(s, a) = min(lam, pi / beta)
+
+An action beta never takes contributes nothing. Both operators are affine, x -> M x + b.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nextpolicy.core import check
+from nextpolicy.tabular.mdp import FloatArray, TabularMDP, as_policy, finite_array
+
+# Actions whose values differ by no more than this are tied, and share probability.
+TIES = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class AffineOperator:
+    """x -> matrix x + offset on tables of shape `shape`, flattened in C order inside."""
+
+    matrix: FloatArray  # [n, n]
+    offset: FloatArray  # [n]
+    shape: tuple[int, ...]
+
+    def __call__(self, x: Any) -> FloatArray:
+        """One application to a table of shape `shape`."""
+        table = finite_array("x", x)
+        if table.shape != self.shape:
+            raise ValueError(f"x: got shape {table.shape}, takes {self.shape}")
+        return np.asarray((self.matrix @ table.ravel() + self.offset).reshape(self.shape))
+
+    def fixed_point(self) -> FloatArray:
+        """The table that one application leaves as it is."""
+        solution: FloatArray = np.linalg.solve(np.eye(len(self.offset)) - self.matrix, self.offset)
+        return solution.reshape(self.shape)
+
+
+def vtrace_operator(
+    mdp: TabularMDP, pi: Any, beta: Any, *, lam: float = 1.0, rho_max: float = np.inf, rho_min: float = 0.0
+) -> AffineOperator:
+    """V-trace on state values v [S]: the mean of the target y_0 of an endless trajectory of beta from each s.
+
+        y = v + (I - C)^-1 (R_w + gamma P_w v - W v)
+        w = beta rho,  C(s, t) = gamma sum_a beta c P(s, a, t),  W = diag(sum_a w),  R_w, P_w sums over a weighted by w
+
+    A sampled trajectory that terminates takes v = 0 there; give v that value in a terminal state. The
+    fixed point is the value of `clipped_target`, which is pi itself when rho_max = inf and beta covers pi.
+    """
+    target, behaviour = _pair(mdp, pi, beta)
+    _clipping(lam, rho_max, rho_min)
+    weight = _clipped_weight(target, behaviour, rho_max, rho_min)
+    trace = np.where(behaviour > 0, np.minimum(lam * behaviour, target), 0.0)
+    spread = np.eye(mdp.states) - mdp.gamma * np.einsum("sa,sat->st", trace, mdp.P)
+    error = mdp.gamma * np.einsum("sa,sat->st", weight, mdp.P) - np.diag(weight.sum(-1))
+    offset = np.linalg.solve(spread, (weight * mdp.R).sum(-1))
+    return AffineOperator(np.eye(mdp.states) + np.linalg.solve(spread, error), offset, (mdp.states,))
+
+
+def clipped_target(mdp: TabularMDP, pi: Any, beta: Any, *, rho_max: float = np.inf, rho_min: float = 0.0) -> FloatArray:
+    """The policy [S, A] proportional to beta clip(pi / beta, rho_min, rho_max), whose value V-trace converges to."""
+    target, behaviour = _pair(mdp, pi, beta)
+    _clipping(1.0, rho_max, rho_min)
+    weight = _clipped_weight(target, behaviour, rho_max, rho_min)
+    return np.asarray(weight / weight.sum(-1, keepdims=True))
+
+
+def retrace_operator(mdp: TabularMDP, pi: Any, beta: Any, *, lam: float = 1.0) -> AffineOperator:
+    """Textbook Retrace on action values q [S, A], with c = min(lam, pi / beta); its fixed point is Q^pi, always.
+
+    q' = q + (I - C)^-1 (R + gamma P_pi q - q),   C((s, a), (t, b)) = gamma P(s, a, t) beta(b|t) c(t, b)
+    """
+    target, behaviour = _pair(mdp, pi, beta)
+    _clipping(lam, 1.0, 0.0)
+    pairs = mdp.states * mdp.actions
+    trace = np.where(behaviour > 0, np.minimum(lam * behaviour, target), 0.0)
+    onward = lambda weight: mdp.gamma * np.einsum("sat,tb->satb", mdp.P, weight).reshape(pairs, pairs)  # noqa: E731
+    spread = np.eye(pairs) - onward(trace)
+    matrix = np.eye(pairs) + np.linalg.solve(spread, onward(target) - np.eye(pairs))
+    return AffineOperator(matrix, np.linalg.solve(spread, mdp.R.ravel()), (mdp.states, mdp.actions))
+
+
+def greedy(q: Any, *, ties: float = TIES) -> FloatArray:
+    """The policy [..., S, A] that shares probability between the actions within `ties` of the best."""
+    values = finite_array("q", q)
+    _not_negative("ties", ties)
+    if values.ndim < 2:
+        raise ValueError(f"q: got shape {values.shape}, takes [..., S, A]")
+    best = (values >= values.max(-1, keepdims=True) - ties).astype(np.float64)
+    return np.asarray(best / best.sum(-1, keepdims=True))
+
+
+def mixture(pi: Any, pi_new: Any, alpha: float) -> FloatArray:
+    """(1 - alpha) pi + alpha pi_new, 0 <= alpha <= 1: the step of conservative policy iteration."""
+    old, new = finite_array("pi", pi), finite_array("pi_new", pi_new)
+    check.same_shape(pi=old, pi_new=new)
+    check.number("alpha", alpha, 0.0, 1.0)
+    return np.asarray((1.0 - alpha) * old + alpha * new)
+
+
+def mirror_descent(pi: Any, q: Any, step_size: float) -> FloatArray:
+    """pi'(a|s) proportional to pi(a|s) exp(step_size q(s, a)): one step of natural policy gradient."""
+    old, values = finite_array("pi", pi), finite_array("q", q)
+    check.same_shape(pi=old, q=values)
+    _not_negative("step_size", step_size)
+    # Subtracting the largest exponent among the actions pi takes keeps exp() from overflowing.
+    exponent = step_size * np.where(old > 0, values, -np.inf)
+    weight = old * np.exp(exponent - exponent.max(-1, keepdims=True)) if step_size > 0 else old
+    return np.asarray(weight / weight.sum(-1, keepdims=True))
+
+
+def softmax(q: Any, temperature: float = 1.0) -> FloatArray:
+    """pi(a|s) proportional to exp(q(s, a) / temperature)."""
+    values = finite_array("q", q)
+    if not (np.isfinite(temperature) and temperature > 0):
+        raise ValueError(f"temperature: got {temperature!r}, takes a finite number above 0")
+    return mirror_descent(np.full(values.shape, 1.0 / values.shape[-1]), values, 1.0 / temperature)
+
+
+def _pair(mdp: TabularMDP, pi: Any, beta: Any) -> tuple[FloatArray, FloatArray]:
+    target, behaviour = as_policy(mdp, pi, "pi"), as_policy(mdp, beta, "beta")
+    for name, policy in (("pi", target), ("beta", behaviour)):
+        if policy.ndim != 2:
+            raise ValueError(f"{name}: got shape {policy.shape}, takes one policy [S, A]")
+    return target, behaviour
+
+
+def _clipped_weight(target: FloatArray, behaviour: FloatArray, rho_max: float, rho_min: float) -> FloatArray:
+    """beta clip(pi / beta, rho_min, rho_max), without dividing; every state must keep some weight."""
+    most = np.where(behaviour > 0, rho_max * np.where(behaviour > 0, behaviour, 1.0), 0.0)
+    weight = np.clip(target, rho_min * behaviour, most)
+    if (weight.sum(-1) <= 0.0).any():
+        state = int(np.argmin(weight.sum(-1)))
+        raise ValueError(f"beta: got no weight on any action of pi in state {state}, takes a policy that overlaps pi")
+    return weight
+
+
+def _clipping(lam: float, rho_max: float, rho_min: float) -> None:
+    check.number("lam", lam, 0.0, 1.0)
+    if not rho_max > 0:
+        raise ValueError(f"rho_max: got {rho_max!r}, takes a number above 0")
+    check.number("rho_min", rho_min, 0.0, float(rho_max), rule=": rho_min may not exceed rho_max")
+
+
+def _not_negative(name: str, got: float) -> None:
+    if not (np.isfinite(got) and got >= 0):
+        raise ValueError(f"{name}: got {got!r}, takes a finite number of at least 0")

@@ -1,0 +1,159 @@
+"""Exact values, visitations and optimal policies by linear algebra. Policies are [..., S, A], any leading axes.
+
+V^pi = (I - gamma P_pi)^-1 R_pi
+Q^pi(s, a) = R(s, a) + gamma sum_t P(s, a, t) V^pi(t)
+d^pi(s, a) = (1 - gamma) sum_n gamma^n P(s_n = s, a_n = a),   which sums to one
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nextpolicy.tabular.mdp import FloatArray, TabularMDP, as_policy, finite_array
+from nextpolicy.tabular.operators import TIES, greedy
+
+# Thousands of policies are solved in slices of this many, so that memory stays small: [512, S, S] at a time.
+_SLICE = 512
+
+
+class Optimal(NamedTuple):
+    """V* [S], Q* [S, A] and the optimal policy [S, A] that shares probability between tied actions."""
+
+    V: FloatArray
+    Q: FloatArray
+    pi: FloatArray
+
+
+class PolicyIteration(NamedTuple):
+    """The policies [K, S, A] in the order visited, the first one given and the last one optimal, and their V [K, S]."""
+
+    policies: FloatArray
+    values: FloatArray
+
+
+def state_value(mdp: TabularMDP, pi: Any) -> FloatArray:
+    """V^pi [..., S]."""
+    policy = as_policy(mdp, pi)
+    rewards = (policy * mdp.R).sum(-1)
+    return _solve_per_policy(mdp, policy, rewards, transposed=False)
+
+
+def action_value(mdp: TabularMDP, pi: Any) -> FloatArray:
+    """Q^pi [..., S, A]."""
+    return backup(mdp, state_value(mdp, pi))
+
+
+def advantage(mdp: TabularMDP, pi: Any) -> FloatArray:
+    """A^pi = Q^pi - V^pi, [..., S, A]; its mean under pi is 0 in every state."""
+    V = state_value(mdp, pi)
+    return np.asarray(backup(mdp, V) - V[..., None])
+
+
+def start_value(mdp: TabularMDP, pi: Any) -> FloatArray:
+    """Mean of V^pi over the start distribution, [...]."""
+    return np.asarray(state_value(mdp, pi) @ mdp.start)
+
+
+def visitation(mdp: TabularMDP, pi: Any) -> FloatArray:
+    """d^pi [..., S, A]: discounted share of time, absorbing states included; sums to one."""
+    policy = as_policy(mdp, pi)
+    start = np.broadcast_to((1.0 - mdp.gamma) * mdp.start, policy.shape[:-1])
+    return np.asarray(_solve_per_policy(mdp, policy, start, transposed=True)[..., None] * policy)
+
+
+def renormalised_visitation(mdp: TabularMDP, pi: Any) -> FloatArray:
+    """d^pi without its terminal part, scaled back to sum to one (for pictures of episodic tasks)."""
+    alive = np.where(mdp.terminal[:, None], 0.0, visitation(mdp, pi))
+    mass = alive.sum((-2, -1), keepdims=True)
+    if (mass <= 0.0).any():
+        raise ValueError("start: got only terminal states, takes at least one start state that is not terminal")
+    return np.asarray(alive / mass)
+
+
+def backup(mdp: TabularMDP, V: Any) -> FloatArray:
+    """R + gamma P V: the action values [..., S, A] of going on from state values V [..., S]."""
+    values = finite_array("V", V)
+    if values.shape[-1:] != (mdp.states,):
+        raise ValueError(f"V: got shape {values.shape}, takes [..., S] = [..., {mdp.states}]")
+    onward = values @ mdp.P.reshape(-1, mdp.states).T
+    return np.asarray(mdp.R + mdp.gamma * onward.reshape(*values.shape[:-1], mdp.states, mdp.actions))
+
+
+def value_iteration(mdp: TabularMDP, *, tolerance: float = 1e-10, iterations: int = 1_000_000) -> FloatArray:
+    """V* [S] by repeated V <- max_a (R + gamma P V).
+
+    Stops once the contraction guarantees |V - V*| <= tolerance, or float64 can go no further. Raises
+    RuntimeError where `iterations` were not enough.
+    """
+    _positive("tolerance", tolerance)
+    _positive("iterations", iterations)
+    V = np.zeros(mdp.states)
+    for _ in range(iterations):
+        following = backup(mdp, V).max(-1)
+        change, V = np.abs(following - V).max(), following
+        if mdp.gamma * change <= max(tolerance * (1.0 - mdp.gamma), 4.0 * np.finfo(float).eps * np.abs(V).max()):
+            return V
+    raise RuntimeError(f"value iteration: the last change was {change:g} after {iterations} iterations")
+
+
+def policy_iteration(
+    mdp: TabularMDP, pi: Any = None, *, ties: float = TIES, iterations: int = 1_000
+) -> PolicyIteration:
+    """Evaluate exactly, act greedily (actions within `ties` of the best share), until nothing is gained.
+
+    Starts from `pi` [S, A], by default the uniform policy. "Nothing" is a gain max_a Q - V of at most
+    `ties`, or of what rounding alone can produce.
+    """
+    _positive("iterations", iterations)
+    policy = as_policy(mdp, np.full((mdp.states, mdp.actions), 1.0 / mdp.actions) if pi is None else pi)
+    if policy.ndim != 2:
+        raise ValueError(f"pi: got shape {policy.shape}, takes one policy [S, A]")
+    policies, values = [policy], [state_value(mdp, policy)]
+    for _ in range(iterations):
+        Q = backup(mdp, values[-1])
+        gain = (Q.max(-1) - values[-1]).max()
+        if gain <= max(ties, _rounding(mdp, Q)):
+            return PolicyIteration(np.stack(policies), np.stack(values))
+        policies.append(greedy(Q, ties=ties))
+        values.append(state_value(mdp, policies[-1]))
+    raise RuntimeError(f"policy iteration: the last gain was {gain:g} after {iterations} iterations")
+
+
+def optimal(mdp: TabularMDP) -> Optimal:
+    """(V*, Q*, pi*): exact values, and the policy in which actions within 1e-9 of the best share probability."""
+    V = policy_iteration(mdp, ties=0.0).values[-1]
+    Q = backup(mdp, V)
+    return Optimal(V=V, Q=Q, pi=greedy(Q, ties=TIES))
+
+
+def transition_matrix(mdp: TabularMDP, pi: Any) -> FloatArray:
+    """P_pi [..., S, S]: the probability of s -> t when pi acts."""
+    return _mix(mdp, as_policy(mdp, pi))
+
+
+def _mix(mdp: TabularMDP, policy: FloatArray) -> FloatArray:
+    return np.asarray(np.matmul(policy[..., None, :], mdp.P)[..., 0, :])
+
+
+def _solve_per_policy(mdp: TabularMDP, policy: FloatArray, right: FloatArray, *, transposed: bool) -> FloatArray:
+    """x [..., S] with (I - gamma P_pi) x = right, or with the transposed matrix, one system per policy."""
+    batch = policy.shape[:-2]
+    policy, right = policy.reshape(-1, mdp.states, mdp.actions), right.reshape(-1, mdp.states, 1)
+    solution = np.empty((len(policy), mdp.states))
+    for first in range(0, len(policy), _SLICE):
+        piece = slice(first, first + _SLICE)
+        matrix = np.eye(mdp.states) - mdp.gamma * _mix(mdp, policy[piece])
+        solution[piece] = np.linalg.solve(matrix.swapaxes(-1, -2) if transposed else matrix, right[piece])[..., 0]
+    return solution.reshape(*batch, mdp.states)
+
+
+def _rounding(mdp: TabularMDP, Q: FloatArray) -> float:
+    """How much of max_a Q - V may be rounding of the linear solve."""
+    return float(64.0 * np.finfo(float).eps * max(1.0, np.abs(Q).max()) / (1.0 - mdp.gamma))
+
+
+def _positive(name: str, got: float) -> None:
+    if not got > 0:
+        raise ValueError(f"{name}: got {got!r}, takes a number above 0")

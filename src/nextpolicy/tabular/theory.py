@@ -1,0 +1,231 @@
+"""The source's statements about policy improvement, computed exactly. docs/theory.md says which of them hold.
+
+Throughout: pi the target policy, pi_next the policy it may become, q an estimate of Q^pi, mu the state-action
+distribution of the data, d^pi the normalised discounted visitation, V(s_0) the mean over the start
+distribution, d_TV half the L1 distance. Policies and tables are [..., S, A] with matching leading axes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nextpolicy.core import check
+from nextpolicy.tabular import solve
+from nextpolicy.tabular.mdp import FloatArray, TabularMDP, as_policy, as_table, as_visitation, finite_array
+from nextpolicy.tabular.operators import mixture
+
+BoolArray = npt.NDArray[np.bool_]
+
+# Rounding allowed in an inequality, relative to the scale max(|R|, (1 - gamma) |q|, 1) / (1 - gamma)^2.
+RELATIVE_TOLERANCE = 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate:
+    """What theory promised about replacing pi by beta_next, and what came of it. Numbers, or arrays [...].
+
+    bound               the lower bound of the SV-API theorem on the improvement
+    improvement         V^{beta_next}(s_0) - V^pi(s_0), exact
+    holds               improvement >= bound, up to rounding
+    vacuous             bound <= 0: it does not promise that the update improves anything
+    assumptions_met     |Q^pi - q| <= 1 / (1 - gamma) everywhere; without it `holds` may fail
+    expected_advantage  E over d^{beta_next} of q - V^pi
+    error               epsilon(d^beta, q), the error on the data
+    next_error          epsilon(d^{beta_next}, q), the error where the next policy goes
+    largest_error       max |Q^pi - q|
+    delta               max_s d_TV(beta, beta_next) / (1 - gamma), or what was given
+    npa_distance        d_TV(d^{beta_next}, d^beta), at most delta
+    npa_bound           the corollary's lower bound, with npa_distance in the place of delta
+    lower, upper        the two sides of Theorem 1
+    """
+
+    bound: FloatArray
+    improvement: FloatArray
+    holds: BoolArray
+    vacuous: BoolArray
+    assumptions_met: BoolArray
+    expected_advantage: FloatArray
+    error: FloatArray
+    next_error: FloatArray
+    largest_error: FloatArray
+    delta: FloatArray
+    npa_distance: FloatArray
+    npa_bound: FloatArray
+    lower: FloatArray
+    upper: FloatArray
+
+
+def total_variation(p: Any, q: Any, axis: int | tuple[int, ...] = -1) -> FloatArray:
+    """d_TV = half the L1 distance along `axis`: actions by default, (-2, -1) for state-action distributions."""
+    left, right = finite_array("p", p), finite_array("q", q)
+    check.same_shape(p=left, q=right)
+    return np.asarray(0.5 * np.abs(left - right).sum(axis))
+
+
+def weighted_error(mdp: TabularMDP, pi: Any, q: Any, mu: Any) -> FloatArray:
+    """epsilon(mu, q) = sum_{s,a} mu(s, a) |Q^pi(s, a) - q(s, a)|."""
+    gap = np.abs(solve.action_value(mdp, pi) - as_table(mdp, q))
+    return np.asarray((as_visitation(mdp, mu) * gap).sum((-2, -1)))
+
+
+def expected_advantage(mdp: TabularMDP, pi: Any, pi_next: Any, q: Any) -> FloatArray:
+    """E over d^{pi_next} of q(s, a) - V^pi(s), with the true V^pi: with E_pi q in its place Theorem 1 fails."""
+    gap = as_table(mdp, q) - solve.state_value(mdp, pi)[..., None]
+    return np.asarray((solve.visitation(mdp, pi_next) * gap).sum((-2, -1)))
+
+
+def improvement(mdp: TabularMDP, pi: Any, pi_next: Any) -> FloatArray:
+    """V^{pi_next}(s_0) - V^pi(s_0)."""
+    return np.asarray(solve.start_value(mdp, pi_next) - solve.start_value(mdp, pi))
+
+
+def performance_difference(mdp: TabularMDP, pi: Any, pi_next: Any) -> FloatArray:
+    """E over d^{pi_next} of A^pi, over 1 - gamma: by the performance difference lemma the same as `improvement`."""
+    mean = (solve.visitation(mdp, pi_next) * solve.advantage(mdp, pi)).sum((-2, -1))
+    return np.asarray(mean / (1.0 - mdp.gamma))
+
+
+def npa_distance(mdp: TabularMDP, pi_next: Any, mu: Any) -> FloatArray:
+    """d_TV(d^{pi_next}, mu): how far the data are from where the next policy goes."""
+    visited, data = np.broadcast_arrays(solve.visitation(mdp, pi_next), as_visitation(mdp, mu))
+    return total_variation(visited, data, axis=(-2, -1))
+
+
+def policy_distance(mdp: TabularMDP, beta: Any, beta_next: Any) -> FloatArray:
+    """max_s d_TV(beta(.|s), beta_next(.|s)), [...]."""
+    left, right = np.broadcast_arrays(as_policy(mdp, beta, "beta"), as_policy(mdp, beta_next, "beta_next"))
+    return np.asarray(total_variation(left, right).max(-1))
+
+
+def improvement_bounds(mdp: TabularMDP, pi: Any, pi_next: Any, q: Any) -> tuple[FloatArray, FloatArray]:
+    """Theorem 1: (A - e) / (1 - gamma) <= improvement <= (A + e) / (1 - gamma), for any q at all.
+
+    A = `expected_advantage`, e = epsilon(d^{pi_next}, q).
+    """
+    gain = expected_advantage(mdp, pi, pi_next, q)
+    error = weighted_error(mdp, pi, q, solve.visitation(mdp, pi_next))
+    scale = 1.0 / (1.0 - mdp.gamma)
+    return np.asarray((gain - error) * scale), np.asarray((gain + error) * scale)
+
+
+def npa_bound(mdp: TabularMDP, pi: Any, pi_next: Any, q: Any, mu: Any) -> FloatArray:
+    """The corollary: improvement >= (A - epsilon(mu, q) - 2 d_TV(d^{pi_next}, mu) / (1 - gamma)) / (1 - gamma).
+
+    Needs |Q^pi - q| <= 1 / (1 - gamma).
+    """
+    scale = 1.0 / (1.0 - mdp.gamma)
+    shift = 2.0 * scale * npa_distance(mdp, pi_next, mu)
+    gain = expected_advantage(mdp, pi, pi_next, q)
+    return np.asarray(scale * (gain - weighted_error(mdp, pi, q, mu) - shift))
+
+
+def sv_bound(mdp: TabularMDP, pi: Any, beta: Any, beta_next: Any, q: Any, delta: Any = None) -> FloatArray:
+    """SV-API improvement: V^{beta_next} - V^pi >= (A - epsilon(d^beta, q) - 2 delta / (1 - gamma)) / (1 - gamma).
+
+    Needs |Q^pi - q| <= 1 / (1 - gamma) and max_s d_TV(beta, beta_next) <= delta (1 - gamma); `delta` is the
+    smallest such number unless given.
+    """
+    scale = 1.0 / (1.0 - mdp.gamma)
+    delta = _delta(mdp, beta, beta_next, delta)
+    error = weighted_error(mdp, pi, q, solve.visitation(mdp, beta))
+    return np.asarray(scale * (expected_advantage(mdp, pi, beta_next, q) - error - 2.0 * scale * delta))
+
+
+def cpi_bound(mdp: TabularMDP, pi: Any, pi_greedy: Any, delta: float) -> FloatArray:
+    """Improvement of conservative policy iteration's step (1 - alpha) pi + alpha pi_greedy, alpha = delta (1 - gamma).
+
+        improvement >= (alpha E_{s ~ d^pi, a ~ pi_greedy} A^pi(s, a) - 2 delta^2 gamma) / (1 - gamma)
+
+    This holds for rewards in [0, 1] and any pi_greedy. The source prints the same line with its own expected
+    advantage, averaged under d^{pi_greedy}: states that the mixture hardly ever reaches then count in full,
+    and the inequality is false (`cpi_bound_as_printed`).
+    """
+    alpha = _mixture_coefficient(mdp, delta)
+    policy = as_policy(mdp, pi_greedy, "pi_greedy")
+    visited = solve.visitation(mdp, pi).sum(-1)
+    gain = (visited * (policy * solve.advantage(mdp, pi)).sum(-1)).sum(-1)
+    return np.asarray((alpha * gain - 2.0 * delta**2 * mdp.gamma) / (1.0 - mdp.gamma))
+
+
+def cpi_bound_as_printed(mdp: TabularMDP, pi: Any, pi_greedy: Any, delta: float) -> FloatArray:
+    """The source's version, which is false: the advantage is averaged under d^{pi_greedy} instead of d^pi.
+
+    (delta (1 - gamma) [max A - eps] - 2 delta^2 gamma) / (1 - gamma), where max A - eps is what pi_greedy attains.
+    """
+    alpha = _mixture_coefficient(mdp, delta)
+    gain = (1.0 - mdp.gamma) * performance_difference(mdp, pi, pi_greedy)
+    return np.asarray((alpha * gain - 2.0 * delta**2 * mdp.gamma) / (1.0 - mdp.gamma))
+
+
+def cpi_step(mdp: TabularMDP, pi: Any, pi_greedy: Any, delta: float) -> FloatArray:
+    """The policy `cpi_bound` speaks of: (1 - alpha) pi + alpha pi_greedy with alpha = delta (1 - gamma)."""
+    alpha = _mixture_coefficient(mdp, delta)
+    return mixture(as_policy(mdp, pi), as_policy(mdp, pi_greedy, "pi_greedy"), alpha)
+
+
+def certificate(mdp: TabularMDP, pi: Any, beta: Any, beta_next: Any, q: Any, delta: Any = None) -> Certificate:
+    """The certificate of the update pi <- beta_next on data of beta; every argument [..., S, A].
+
+    With leading axes the fields are arrays over them, so a whole run is one call.
+    """
+    tables = [as_policy(mdp, table, name) for table, name in ((pi, "pi"), (beta, "beta"), (beta_next, "beta_next"))]
+    pi, beta, beta_next, q = np.broadcast_arrays(*tables, as_table(mdp, q))
+    scale, over = 1.0 / (1.0 - mdp.gamma), (-2, -1)
+    delta = _delta(mdp, beta, beta_next, delta)
+    V, data, visited = solve.state_value(mdp, pi), solve.visitation(mdp, beta), solve.visitation(mdp, beta_next)
+    gap = np.abs(solve.backup(mdp, V) - q)
+    gain = (visited * (q - V[..., None])).sum(over)
+    error, next_error = (data * gap).sum(over), (visited * gap).sum(over)
+    distance = total_variation(data, visited, axis=over)
+    bound = scale * (gain - error - 2.0 * scale * delta)
+    improved = solve.start_value(mdp, beta_next) - V @ mdp.start
+    slack = rounding(mdp, q)
+    return Certificate(
+        bound=bound,
+        improvement=improved,
+        holds=improved >= bound - slack,
+        vacuous=bound <= 0.0,
+        assumptions_met=gap.max(over) <= scale + slack,
+        expected_advantage=gain,
+        error=error,
+        next_error=next_error,
+        largest_error=gap.max(over),
+        delta=np.broadcast_to(delta, error.shape)[()],
+        npa_distance=distance[()],
+        npa_bound=scale * (gain - error - 2.0 * scale * distance),
+        lower=scale * (gain - next_error),
+        upper=scale * (gain + next_error),
+    )
+
+
+certificates = certificate
+"""`certificate` over leading axes, for those who look for it in the plural."""
+
+
+def rounding(mdp: TabularMDP, q: Any = 0.0) -> FloatArray:
+    """What rounding may take from an inequality: 1e-12 max(1, max|R|, (1 - gamma) max|q|) / (1 - gamma)^2."""
+    largest = np.abs(np.asarray(q)).max((-2, -1)) if np.ndim(q) >= 2 else np.abs(q)
+    scale = np.maximum(max(1.0, float(np.abs(mdp.R).max())), (1.0 - mdp.gamma) * largest)
+    return np.asarray(RELATIVE_TOLERANCE * scale / (1.0 - mdp.gamma) ** 2)
+
+
+def _delta(mdp: TabularMDP, beta: Any, beta_next: Any, delta: Any) -> FloatArray:
+    """The given delta, if it covers the distance between the policies, or the smallest that does."""
+    needed = policy_distance(mdp, beta, beta_next) / (1.0 - mdp.gamma)
+    if delta is None:
+        return np.asarray(needed)
+    given = finite_array("delta", delta)
+    if (given < needed * (1.0 - 1e-9)).any():
+        most = float(np.max(needed))
+        raise ValueError(f"delta: got {float(given.min()):g}, takes at least max_s d_TV / (1 - gamma) = {most:g}")
+    return given
+
+
+def _mixture_coefficient(mdp: TabularMDP, delta: float) -> float:
+    if not (np.isfinite(delta) and 0.0 <= delta * (1.0 - mdp.gamma) <= 1.0 + 1e-12):
+        raise ValueError(f"delta: got {delta!r}, takes a number in [0, 1 / (1 - gamma)] = [0, {1 / (1 - mdp.gamma):g}]")
+    return min(1.0, delta * (1.0 - mdp.gamma))
