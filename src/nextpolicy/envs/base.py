@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,6 +28,11 @@ class Box:
     low: Any  # number or array of `shape`
     high: Any
 
+    def clip(self, action: Array) -> Array:
+        """One action (not a batch of them) brought inside the bounds."""
+        low, high = (jnp.broadcast_to(jnp.asarray(b, action.dtype), self.shape) for b in (self.low, self.high))
+        return jnp.clip(action, low, high)
+
 
 @dataclass(frozen=True)
 class EnvSpec:
@@ -35,6 +40,7 @@ class EnvSpec:
 
     `obs_table` [S, ...] is for environments with few observations: the environment then gives the row number
     (int32, observation shape ()) instead of the row, and the networks are evaluated once per row, not per step.
+    `obs_shape` and `obs_dtype` are then those of a row.
     """
 
     id: str
@@ -61,6 +67,27 @@ class DeviceEnv(Protocol):
     def step(self, key: Array, state: PyTree, action: Array) -> tuple[PyTree, EnvStep]:
         """One step of all N; `action` is [N] int32 (Discrete) or [N, *shape] (Box)."""
         ...
+
+
+def check_options(env_id: str, got: Iterable[str], taken: Iterable[str]) -> None:
+    """Raise unless every option name in `got` is one of `taken`."""
+    allowed = sorted(taken)
+    for option in sorted(set(got) - set(allowed)):
+        raise ValueError(f"{env_id}: got option {option!r}, takes {', '.join(allowed) or 'no options'}")
+
+
+def strong(tree: PyTree) -> PyTree:
+    """Leaves as arrays that keep their type in arithmetic.
+
+    Environments start counters from Python numbers; such leaves are weakly typed at reset and not after a step, and
+    the program would be traced a second time for nothing but that.
+    """
+
+    def fix(leaf: Any) -> Array:
+        leaf = jnp.asarray(leaf)
+        return leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf.astype(leaf.dtype)
+
+    return jax.tree.map(fix, tree)
 
 
 def select(mask: Array, if_true: PyTree, if_false: PyTree) -> PyTree:

@@ -1,0 +1,243 @@
+"""Brax environments, batched, with our own time limit and restarts.
+
+Restarting from a fresh state costs a physics initialisation. Rather than one for each of N environments at each step,
+the state carries a ring of start states: every step refills a sixteenth of it, and environments that finish take the
+next entries in turn. As long as no more than N/16 environments finish per step on average, no start is used twice.
+Brax's own wrapper instead returns every environment to its own first state for ever: `reset="cached"`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import io
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nextpolicy.core import check
+from nextpolicy.envs.base import Box, EnvSpec, check_options, select, strong
+from nextpolicy.types import Array, EnvStep, PyTree
+
+NAMES = (
+    "inverted_pendulum",
+    "humanoidstandup",
+    "walker2d",
+    "inverted_double_pendulum",
+    "swimmer",
+    "halfcheetah",
+    "fast",
+    "pusher",
+    "hopper",
+    "ant",
+    "humanoid",
+    "reacher",
+)
+BACKENDS = ("positional", "generalized", "spring", "mjx")
+REFILL_SHARE = 16  # a step refills 1/16 of the ring
+
+
+class Start(NamedTuple):
+    """What a step reads of a Brax state. Observation, reward, done and metrics are outputs only: they are not kept."""
+
+    pipeline_state: PyTree
+    info: PyTree
+
+
+class BraxState(NamedTuple):
+    """N environments and the ring of P start states they are restarted from."""
+
+    current: Start  # leaves [N, ...]
+    age: Array  # [N] int32, steps of this episode
+    ring: Start  # leaves [P, ...]
+    ring_obs: Array  # [P, obs]
+    read_at: Array  # int32: the entry the next finished environment takes
+    write_at: Array  # int32: the first entry of the chunk refilled next
+
+
+class _OldClip:
+    """`jax.numpy`, with the `a_min` and `a_max` that `jnp.clip` no longer takes."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(jnp, name)
+
+    @staticmethod
+    def clip(array: Array, a_min: Any = None, a_max: Any = None) -> Array:
+        return jnp.clip(array, a_min, a_max)
+
+
+def import_brax() -> Any:
+    """`brax.envs`, without the remarks about optional parts that importing it prints."""
+    printed = io.StringIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(printed):
+        warnings.simplefilter("ignore", DeprecationWarning)  # jaxopt announces its retirement
+        import brax.envs
+        from brax import fluid
+    for line in printed.getvalue().splitlines():
+        if not line.startswith(("Failed to import warp", "Failed to import mujoco_warp")):
+            print(line)
+    if not isinstance(fluid.jp, _OldClip):
+        fluid.jp = _OldClip()  # brax 0.14.2 calls jnp.clip(a_min=), which newer JAX has dropped
+    return brax.envs
+
+
+@contextlib.contextmanager
+def _quiet_models() -> Iterator[None]:
+    """Pass over two notices on old model files; other MuJoCo warnings become Python warnings, not a file in the
+    working directory, which is MuJoCo's habit."""
+    import mujoco
+
+    heard: list[str] = []
+    mujoco.set_mju_user_warning(heard.append)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Brax System, piplines and environments", UserWarning)
+            yield
+    finally:
+        mujoco.set_mju_user_warning(None)
+    for message in heard:
+        if "settotalmass" not in message:
+            warnings.warn(message, stacklevel=3)
+
+
+def names() -> list[str]:
+    """The environments offered, without the suite's prefix."""
+    if importlib.util.find_spec("brax") is None:  # looked for, not imported: that takes seconds
+        raise ModuleNotFoundError("No module named 'brax'", name="brax")
+    return list(NAMES)
+
+
+def make(
+    name: str,
+    *,
+    backend: str | None = None,
+    episode_length: int = 1000,
+    reset: str = "fresh",
+    random_start: bool = False,
+    **options: Any,
+) -> BraxEnv:
+    """The Brax environment `name`; further options are its constructor's arguments, such as `ctrl_cost_weight`."""
+    env_id = f"brax/{name}"
+    envs = import_brax()
+    backends = {"swimmer": ("generalized",), "fast": ("none",)}.get(name, BACKENDS)
+    backend = backends[0] if backend is None else backend
+    check.one_of(f"{env_id} backend", backend, backends)
+    check.one_of(f"{env_id} reset", reset, ("fresh", "cached"))
+    if episode_length < 1:
+        raise ValueError(f"{env_id} episode_length: got {episode_length}, takes a whole number of at least 1")
+    own = set(inspect.signature(type(_construct(envs, name, backend)).__init__).parameters)
+    # `fast` can give dictionaries, which no network here reads; it ignores `n_frames`.
+    own -= {"self", "kwargs", "obs_mode", "asymmetric_obs"}
+    own |= {"n_frames"} if name != "fast" else set()
+    check_options(env_id, options, own | {"backend", "episode_length", "reset", "random_start"})
+    env = _construct(envs, name, backend, **options)
+    return BraxEnv(env, env_id, episode_length, cached=reset == "cached", random_start=random_start)
+
+
+def _construct(envs: Any, name: str, backend: str, **options: Any) -> Any:
+    with _quiet_models():
+        return envs.get_environment(name, **({} if backend == "none" else {"backend": backend}), **options)
+
+
+class BraxEnv:
+    """A Brax environment as a `DeviceEnv`; actions are clipped to [-1, 1]."""
+
+    def __init__(self, env: Any, env_id: str, episode_length: int, *, cached: bool, random_start: bool):
+        self.env = env
+        self._cached, self._random_start = cached, random_start
+        obs = jax.eval_shape(self._start_one, jax.random.key(0))[1]
+        self.spec = EnvSpec(
+            id=env_id,
+            obs_shape=obs.shape,
+            action=Box(shape=(int(env.action_size),), low=-1.0, high=1.0),
+            obs_dtype=np.dtype(obs.dtype),
+            time_limit=episode_length,
+        )
+
+    def _start_one(self, key: Array) -> tuple[Start, Array]:
+        state = self.env.reset(key)
+        return strong((Start(state.pipeline_state, state.info), state.obs))
+
+    def _step_one(self, current: Start, action: Array) -> tuple[Start, Array, Array, Array]:
+        from brax.envs.base import State
+
+        zero = jnp.zeros(())
+        # Brax's steps write to `metrics` and never read it: an empty dict serves, and nothing of it is carried.
+        state = State(current.pipeline_state, None, zero, zero, metrics={}, info=current.info)
+        state = self.env.step(state, self.spec.action.clip(action))  # type: ignore[union-attr]
+        successor = strong(Start(state.pipeline_state, state.info))
+        return successor, state.obs, state.reward, state.done.astype(bool)
+
+    def reset(self, key: Array, num_envs: int) -> tuple[BraxState, Array]:
+        """State and first observations; with `random_start` the episodes begin at random ages."""
+        key_current, key_ring, key_age = jax.random.split(key, 3)
+        starts = jax.vmap(self._start_one)
+        current, obs = starts(jax.random.split(key_current, num_envs))
+        if self._cached:
+            ring, ring_obs = current, obs
+        else:
+            ring, ring_obs = starts(jax.random.split(key_ring, _ring_size(num_envs)))
+        zero = jnp.zeros((), jnp.int32)
+        state = BraxState(current, jnp.zeros(num_envs, jnp.int32), ring, ring_obs, read_at=zero, write_at=zero)
+        return (self.desynchronise(key_age, state) if self._random_start else state), obs
+
+    def desynchronise(self, key: Array, state: BraxState) -> BraxState:
+        """Give each environment an age drawn from [0, episode_length), so that time limits do not fall together.
+
+        Only the clock moves: the physical states are untouched, and grow into their ages over the next episode.
+        """
+        assert self.spec.time_limit is not None
+        return state._replace(age=jax.random.randint(key, state.age.shape, 0, self.spec.time_limit, jnp.int32))
+
+    def step(self, key: Array, state: BraxState, action: Array) -> tuple[BraxState, EnvStep]:
+        current, next_obs, reward, terminated = jax.vmap(self._step_one)(state.current, action)
+        age = state.age + 1
+        truncated = (age >= self.spec.time_limit) & ~terminated
+        done = terminated | truncated
+        restart, restart_obs, state = self._restarts(key, state, done)
+        step = EnvStep(
+            obs=select(done, restart_obs, next_obs),
+            next_obs=next_obs,
+            reward=reward.astype(jnp.float32),
+            terminated=terminated,
+            truncated=truncated,
+        )
+        current = select(done, restart, current)
+        return state._replace(current=current, age=jnp.where(done, 0, age)), step
+
+    def _restarts(self, key: Array, state: BraxState, done: Array) -> tuple[Start, Array, BraxState]:
+        """A start state and observation for each of N environments (of use where `done`), and the ring moved on.
+
+        The k-th finished environment takes entry read_at + k; then the chunk at write_at is refilled. Chunks tile the
+        ring, so none wraps.
+        """
+        if self._cached:
+            return state.ring, state.ring_obs, state
+        size, chunk = state.ring_obs.shape[0], _chunk_size(done.shape[0])
+        rank = jnp.cumsum(done, dtype=jnp.int32) - done
+        take = (state.read_at + rank) % size
+        restart, restart_obs = jax.tree.map(lambda leaf: leaf[take], (state.ring, state.ring_obs))
+        fresh = jax.vmap(self._start_one)(jax.random.split(key, chunk))
+        ring, ring_obs = jax.tree.map(
+            lambda leaf, new: jax.lax.dynamic_update_slice_in_dim(leaf, new, state.write_at, axis=0),
+            (state.ring, state.ring_obs),
+            fresh,
+        )
+        read_at = (state.read_at + jnp.sum(done, dtype=jnp.int32)) % size
+        write_at = (state.write_at + chunk) % size
+        return restart, restart_obs, state._replace(ring=ring, ring_obs=ring_obs, read_at=read_at, write_at=write_at)
+
+
+def _chunk_size(num_envs: int) -> int:
+    return max(1, num_envs // REFILL_SHARE)
+
+
+def _ring_size(num_envs: int) -> int:
+    """At least one entry per environment, and a whole number of chunks."""
+    chunk = _chunk_size(num_envs)
+    return -(-num_envs // chunk) * chunk
