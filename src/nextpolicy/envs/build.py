@@ -1,4 +1,4 @@
-"""From an environment's id to the environment. Ids carry their suite: `gymnax/CartPole-v1`, `brax/ant`, `four-rooms`."""
+"""From an id to an environment. Ids carry their suite: `gymnax/CartPole-v1`, `brax/ant`, `four-rooms`."""
 
 from __future__ import annotations
 

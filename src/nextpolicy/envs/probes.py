@@ -132,7 +132,7 @@ class Probe:
 
 def names() -> list[str]:
     """The probes, without the suite's prefix."""
-    return [name for name in _PROBES] + [f"{name}-continuous" for name, probe in _PROBES.items() if probe[2]]
+    return list(_PROBES) + [f"{name}-continuous" for name, probe in _PROBES.items() if probe[2]]
 
 
 def make(name: str, **options: int) -> Probe:
