@@ -14,8 +14,6 @@ carry no gradient and have the floating-point type of `value`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
@@ -86,7 +84,8 @@ def retrace_gae(
     if kind == "next":
         return _backwards(delta, discount * keep * _following(trace))
     excess = _backwards(jnp.clip(ratio, 0.0, rho_max) * delta, discount * keep * trace)
-    return delta + discount * keep * lam * _following(excess)
+    reach = jax.lax.stop_gradient(discount * keep * lam).astype(delta.dtype)
+    return delta + reach * _following(excess)
 
 
 def _errors(reward: Array, discount: Array, cut: Array, value: Array, next_value: Array) -> tuple[Array, Array]:
@@ -95,6 +94,8 @@ def _errors(reward: Array, discount: Array, cut: Array, value: Array, next_value
     value = jnp.asarray(value)
     if not jnp.issubdtype(value.dtype, jnp.floating):
         raise ValueError(f"value: got dtype {value.dtype}, takes a floating-point array")
+    if value.ndim == 0:
+        raise ValueError("value: got a number, takes an array whose first axis is time")
     delta = jax.lax.stop_gradient(reward + discount * next_value - value).astype(value.dtype)
     return delta, 1.0 - jnp.asarray(cut).astype(value.dtype)
 
@@ -106,6 +107,12 @@ def _following(x: Array) -> Array:
 
 def _backwards(gain: Array, decay: Array) -> Array:
     """Solve x_t = gain_t + decay_t x_{t+1} from the last step to the first, with x = 0 after the end."""
-    step: Callable[[Array, tuple[Array, Array]], tuple[Array, Array]] = lambda x, t: (y := t[0] + t[1] * x, y)  # noqa: E731
-    decay = jax.lax.stop_gradient(jnp.broadcast_to(decay, gain.shape)).astype(gain.dtype)
-    return jax.lax.scan(step, jnp.zeros_like(gain[0]), (gain, decay), reverse=True)[1]
+    gain, decay = jax.lax.stop_gradient((gain, jnp.broadcast_to(decay, gain.shape).astype(gain.dtype)))
+    return jax.lax.scan(_step, jnp.zeros(gain.shape[1:], gain.dtype), (gain, decay), reverse=True)[1]
+
+
+# Of the module, not of `_backwards`: outside jit, JAX then compiles the scan once and not at every call.
+def _step(x: Array, gain_decay: tuple[Array, Array]) -> tuple[Array, Array]:
+    gain, decay = gain_decay
+    x = gain + decay * x
+    return x, x
