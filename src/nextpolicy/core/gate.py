@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from nextpolicy.core import check
 from nextpolicy.types import Array
@@ -46,7 +47,7 @@ class GateParams:
         check.number("k_min", self.k_min, 1, float("inf"))
         check.number("k_max", self.k_max, 1, float("inf"))
         check.number("decay_fraction", self.decay_fraction, 0.0, 1.0)
-        if isinstance(self.k_min, (int, float)) and isinstance(self.k_max, (int, float)):
+        if isinstance(self.k_max, (int, float, np.number)):
             check.number("k_min", self.k_min, 1, self.k_max, rule=": k_min may not exceed k_max")
 
     @classmethod
@@ -83,7 +84,7 @@ class GateState(NamedTuple):
 class GateStats(NamedTuple):
     """Why the gate did what it did: the counters are those the decision was taken on, before they reset."""
 
-    diff_over_threshold: Array  # diff / (delta_v * scale); at most 1 means stable
+    diff_over_threshold: Array  # diff / (delta_v * scale); at most 1 means stable; NaN where not finite
     stable: Array
     finite: Array  # False: diff or scale was not a number, and the round does not count as stable
     stable_rounds: Array
@@ -141,7 +142,7 @@ def update(
     accept = (stable_rounds >= k_min) | (rounds_held >= k_max)
 
     stats = GateStats(
-        diff_over_threshold=jnp.where(diff == 0, 0.0, diff / threshold),
+        diff_over_threshold=jnp.where(finite, jnp.where(diff == 0, 0.0, diff / threshold), jnp.nan),
         stable=stable,
         finite=finite,
         stable_rounds=stable_rounds,
