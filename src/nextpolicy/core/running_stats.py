@@ -19,13 +19,15 @@ def of_batch(batch: Array, weight: Array | None = None, axis_name: str | None = 
     The leading axes are those of `weight`, or the first one alone. With `axis_name` the batch is spread over
     that mapped axis, and the result is that of all its parts together.
     """
+    batch = batch.astype(jnp.promote_types(batch.dtype, jnp.float32))  # bytes and halves cannot count far
     lead = 1 if weight is None else weight.ndim
     axes = tuple(range(lead))
     weights = jnp.ones(batch.shape[:lead], batch.dtype) if weight is None else weight.astype(batch.dtype)
     weights = weights.reshape(weights.shape + (1,) * (batch.ndim - lead))
+    batch = jnp.where(weights > 0, batch, 0.0)  # a sample left out may hold anything, even NaN
     total = lambda x: x if axis_name is None else jax.lax.psum(x, axis_name)  # noqa: E731
     count = total(jnp.sum(weights))
-    mean = total(jnp.sum(weights * batch, axis=axes)) / jnp.maximum(count, 1)
+    mean = total(jnp.sum(weights * batch, axis=axes)) / _at_least_something(count)
     m2 = total(jnp.sum(weights * jnp.square(batch - mean[(None,) * lead]), axis=axes))
     return RunningStats(count, mean, m2)
 
@@ -33,7 +35,7 @@ def of_batch(batch: Array, weight: Array | None = None, axis_name: str | None = 
 def merge(a: RunningStats, b: RunningStats) -> RunningStats:
     """Statistics of both streams together (Chan et al.): exact whichever is the longer."""
     count = a.samples + b.samples
-    share = b.samples / jnp.maximum(count, 1)
+    share = b.samples / _at_least_something(count)
     shift = b.mean - a.mean
     return RunningStats(count, a.mean + shift * share, a.m2 + b.m2 + jnp.square(shift) * a.samples * share)
 
@@ -47,7 +49,7 @@ def update(
 
 def variance(stats: RunningStats) -> Array:
     """Population variance; 1 before the first sample, so that normalising by it changes nothing."""
-    return jnp.where(stats.samples > 0, stats.m2 / jnp.maximum(stats.samples, 1), 1.0)
+    return jnp.where(stats.samples > 0, stats.m2 / _at_least_something(stats.samples), 1.0)
 
 
 def normalise(stats: RunningStats, x: Array, clip: float = 10.0, epsilon: float = 1e-8) -> Array:
@@ -55,3 +57,8 @@ def normalise(stats: RunningStats, x: Array, clip: float = 10.0, epsilon: float 
     lead = (None,) * (x.ndim - stats.mean.ndim)
     scaled = (x - stats.mean[lead]) / jnp.sqrt(variance(stats)[lead] + epsilon)
     return jnp.clip(scaled, -clip, clip)
+
+
+def _at_least_something(count: Array) -> Array:
+    """A divisor: the count, and 1 in place of 0. Weights may be fractions, so 0.5 stays 0.5."""
+    return jnp.where(count > 0, count, 1.0)
