@@ -1,1 +1,1 @@
-"""nets"""
+"""Networks: torsos that read observations, heads that make distributions, and their assembly."""

@@ -1,1 +1,1 @@
-"""train"""
+"""Training: state, collection, the learning round, the loops around it, evaluation."""

@@ -1,0 +1,152 @@
+"""From an environment's description and a network configuration to the functions training calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from nextpolicy.config import NetConfig
+from nextpolicy.core import running_stats
+from nextpolicy.envs.base import Discrete, EnvSpec
+from nextpolicy.nets import heads, torsos
+from nextpolicy.types import Array, Params, PolicySnapshot, RunningStats
+
+
+class Networks(NamedTuple):
+    """An actor and a critic as pure functions.
+
+    `policy(snapshot)` and `value(params, obs_stats)` bind parameters and return a function of raw observations.
+    Where the environment has a table of observations, binding evaluates the network once per row and the returned
+    function only looks up: bind outside a loop over steps, call inside.
+    """
+
+    init: Callable[[Array], Params]  # key -> {"actor": ..., "critic": ...}
+    policy: Callable[[PolicySnapshot], Callable[[Array], heads.Distribution]]
+    value: Callable[[Params, RunningStats | None], Callable[[Array], Array]]
+
+
+class _Stack(nn.Module):
+    """A torso and a head as one module."""
+
+    torso: nn.Module
+    head: nn.Module
+
+    def __call__(self, obs: Array) -> Any:
+        return self.head(self.torso(obs))
+
+
+def build(
+    spec: EnvSpec, config: NetConfig, actor: nn.Module | None = None, critic: nn.Module | None = None
+) -> Networks:
+    """The configured networks, or the caller's own Flax modules.
+
+    A caller's `actor` maps observations to logits (discrete) or to (mean, log_std) (continuous), its `critic` to one
+    value each; both read the observation after normalisation, as float32.
+    """
+    actor_module: nn.Module = _Stack(_torso(spec, config), _policy_head(spec, config)) if actor is None else actor
+    as_distribution = (lambda x: x) if actor is None else _wrap_output(spec)
+    if critic is not None:
+        critic_module = critic
+    elif config.shared_torso and actor is None:
+        critic_module = heads.ValueHead(_dtype(config))
+    else:
+        critic_module = _Stack(_torso(spec, config), heads.ValueHead(_dtype(config)))
+    shared = config.shared_torso and actor is None and critic is None
+    prepare = _reader(spec)
+
+    def init(key: Array) -> Params:
+        key_actor, key_critic = jax.random.split(key)
+        obs = jnp.zeros((1, *spec.obs_shape), jnp.float32)
+        actor_params = actor_module.init(key_actor, obs)
+        features = _features(actor_module, actor_params, obs) if shared else obs
+        return {"actor": actor_params, "critic": critic_module.init(key_critic, features)}
+
+    def policy(snapshot: PolicySnapshot) -> Callable[[Array], heads.Distribution]:
+        def apply(obs: Array) -> heads.Distribution:
+            return as_distribution(actor_module.apply(snapshot.params, prepare(obs, snapshot.obs_stats)))
+
+        return _tabulated(apply, spec)
+
+    def value(params: Params, obs_stats: RunningStats | None) -> Callable[[Array], Array]:
+        def apply(obs: Array) -> Array:
+            x = prepare(obs, obs_stats)
+            x = _features(actor_module, params["actor"], x) if shared else x
+            out = critic_module.apply(params["critic"], x)
+            return out[..., 0] if critic is not None and out.ndim == obs.ndim - len(spec.obs_shape) + 1 else out
+
+        return _tabulated(apply, spec)
+
+    return Networks(init, policy, value)
+
+
+def _features(module: nn.Module, params: Params, obs: Array) -> Array:
+    """The features of a `_Stack`'s torso."""
+    return module.apply(params, obs, method=lambda stack, x: stack.torso(x))
+
+
+def _tabulated(apply: Callable[[Array], Any], spec: EnvSpec) -> Callable[[Array], Any]:
+    """`apply` itself, or a look-up in its values on every row of the environment's table."""
+    if spec.obs_table is None:
+        return apply
+    rows = apply(jnp.asarray(spec.obs_table))
+    return lambda index: jax.tree.map(lambda x: x[index], rows)
+
+
+def _reader(spec: EnvSpec) -> Callable[[Array, RunningStats | None], Array]:
+    """What networks see of a raw observation: floats, pixels in [0, 1], normalised where statistics are kept."""
+    pixels = jnp.dtype(spec.obs_dtype) == jnp.uint8
+
+    def read(obs: Array, obs_stats: RunningStats | None) -> Array:
+        x = obs.astype(jnp.float32)
+        if pixels:
+            return x / 255.0
+        return x if obs_stats is None else running_stats.normalise(obs_stats, x)
+
+    return read
+
+
+def _dtype(config: NetConfig) -> Any:
+    return {"float32": jnp.float32, "bfloat16": jnp.bfloat16}[config.compute_dtype]
+
+
+def _torso(spec: EnvSpec, config: NetConfig) -> nn.Module:
+    kind, dtype = torso_kind(spec, config), _dtype(config)
+    hidden, norm = tuple(config.hidden), config.layer_norm
+    if kind == "mlp":
+        return torsos.MLP(len(spec.obs_shape), hidden, config.activation, norm, dtype)
+    if kind == "small-cnn":
+        return torsos.SmallCNN(hidden, config.activation, norm, dtype)
+    if kind == "nature":
+        return torsos.NatureCNN(hidden, norm, dtype)
+    return torsos.Impala(hidden=hidden, layer_norm=norm, dtype=dtype)
+
+
+def torso_kind(spec: EnvSpec, config: NetConfig) -> str:
+    """The configured torso; `auto` takes an MLP for vectors, a small CNN for small images, IMPALA for large ones."""
+    if config.torso != "auto":
+        if config.torso != "mlp" and len(spec.obs_shape) != 3:
+            raise ValueError(
+                f"torso: got {config.torso!r} for observations of shape {spec.obs_shape}, takes images [H, W, C]"
+            )
+        return config.torso
+    if len(spec.obs_shape) != 3:
+        return "mlp"
+    return "small-cnn" if min(spec.obs_shape[:2]) < 36 else "impala"
+
+
+def _policy_head(spec: EnvSpec, config: NetConfig) -> nn.Module:
+    if isinstance(spec.action, Discrete):
+        return heads.CategoricalHead(spec.action.n, _dtype(config))
+    size = int(jnp.prod(jnp.asarray(spec.action.shape)))
+    return heads.GaussianHead(size, config.log_std_init, _dtype(config))
+
+
+def _wrap_output(spec: EnvSpec) -> Callable[[Any], heads.Distribution]:
+    """Read a caller's actor: logits for discrete actions, (mean, log_std) for continuous ones."""
+    if isinstance(spec.action, Discrete):
+        return lambda logits: heads.Categorical(jax.nn.log_softmax(logits.astype(jnp.float32)))
+    return lambda out: heads.DiagonalGaussian(out[0], jnp.broadcast_to(out[1], out[0].shape))

@@ -1,0 +1,105 @@
+"""Action distributions, as tuples of arrays with the few methods training needs; and the heads that make them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from nextpolicy.core.losses import categorical_entropy, gaussian_entropy
+from nextpolicy.types import Array
+
+_LOG_2PI = 1.8378770664093453
+
+
+class Categorical(NamedTuple):
+    """Choice among A actions; `logits` [..., A] are normalised log-probabilities."""
+
+    logits: Array
+
+    def sample(self, key: Array) -> Array:
+        """int32 actions [...]."""
+        return jax.random.categorical(key, self.logits).astype(jnp.int32)
+
+    def mode(self) -> Array:
+        return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
+
+    def log_prob(self, action: Array) -> Array:
+        return jnp.take_along_axis(self.logits, action[..., None], axis=-1)[..., 0]
+
+    def entropy(self) -> Array:
+        return categorical_entropy(self.logits)
+
+    def kl(self, other: Categorical) -> Array:
+        """KL(self || other) [...]; an action of probability 0 adds nothing."""
+        p = jnp.exp(self.logits)
+        return jnp.sum(jnp.where(p > 0, p * (self.logits - other.logits), 0.0), axis=-1)
+
+
+class DiagonalGaussian(NamedTuple):
+    """Independent normals; `mean` and `log_std` are [..., A]. Actions are not squashed: the environment clips."""
+
+    mean: Array
+    log_std: Array
+
+    def sample(self, key: Array) -> Array:
+        return self.mean + jnp.exp(self.log_std) * jax.random.normal(key, self.mean.shape, self.mean.dtype)
+
+    def mode(self) -> Array:
+        return self.mean
+
+    def log_prob(self, action: Array) -> Array:
+        z = (action - self.mean) * jnp.exp(-self.log_std)
+        return -0.5 * jnp.sum(jnp.square(z) + 2.0 * self.log_std + _LOG_2PI, axis=-1)
+
+    def entropy(self) -> Array:
+        return gaussian_entropy(self.log_std)
+
+    def kl(self, other: DiagonalGaussian) -> Array:
+        """KL(self || other) [...]."""
+        spread = jnp.exp(2.0 * (self.log_std - other.log_std))
+        shift = jnp.square((self.mean - other.mean) * jnp.exp(-other.log_std))
+        return 0.5 * jnp.sum(spread + shift - 1.0 + 2.0 * (other.log_std - self.log_std), axis=-1)
+
+
+Distribution = Categorical | DiagonalGaussian
+
+
+class CategoricalHead(nn.Module):
+    """Features [..., F] to a distribution over `actions`."""
+
+    actions: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, features: Array) -> Categorical:
+        dense = nn.Dense(self.actions, kernel_init=nn.initializers.orthogonal(0.01), dtype=self.dtype)
+        return Categorical(jax.nn.log_softmax(dense(features).astype(jnp.float32)))
+
+
+class GaussianHead(nn.Module):
+    """Features [..., F] to independent normals whose spread does not depend on the state."""
+
+    size: int
+    log_std_init: float
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, features: Array) -> DiagonalGaussian:
+        dense = nn.Dense(self.size, kernel_init=nn.initializers.orthogonal(0.01), dtype=self.dtype)
+        mean = dense(features).astype(jnp.float32)
+        log_std = self.param("log_std", nn.initializers.constant(self.log_std_init), (self.size,))
+        return DiagonalGaussian(mean, jnp.broadcast_to(log_std[(None,) * (mean.ndim - 1)], mean.shape))
+
+
+class ValueHead(nn.Module):
+    """Features [..., F] to one number [...]."""
+
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, features: Array) -> Array:
+        dense = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0), dtype=self.dtype)
+        return dense(features).astype(jnp.float32)[..., 0]

@@ -1,0 +1,147 @@
+"""Checkpoints of the full state by Orbax, with a manifest that tells a whole one from a damaged one.
+
+A checkpoint is `checkpoints/<rounds>/` and `checkpoints/<rounds>.json`; the manifest is written last and holds the size
+and digest of every file, so that a save cut short, or a file cut short later, is never loaded. Only arrays are read:
+loading runs no code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from nextpolicy.run.folder import RunError, write_json
+from nextpolicy.types import PyTree
+
+
+def save(folder: Path, rounds_done: int, state: PyTree, keep: int) -> None:
+    """Write the state after `rounds_done` rounds and drop all but the newest `keep` checkpoints."""
+    path = (folder / f"{rounds_done:08d}").absolute()
+    _remove(path)  # an earlier save of this round that a kill cut short
+    with _checkpointer() as writer:
+        writer.save(path, _flat(state))
+    if jax.process_index() == 0:
+        files = {
+            str(p.relative_to(path)): [p.stat().st_size, _digest(p)] for p in sorted(path.rglob("*")) if p.is_file()
+        }
+        write_json(path.with_suffix(".json"), {"rounds_done": rounds_done, "files": files})
+        for old in list_rounds(folder)[:-keep]:
+            _remove(folder / f"{old:08d}")
+
+
+def list_rounds(folder: Path) -> list[int]:
+    """Rounds of the checkpoints that were saved to the end, oldest first."""
+    return sorted(int(p.stem) for p in folder.glob("*.json") if p.stem.isdigit())
+
+
+def newest_whole(folder: Path, at_most: int, say: Callable[[str], None]) -> int | None:
+    """Rounds done at the newest undamaged checkpoint not past `at_most`; damaged ones are named through `say`."""
+    for rounds in reversed(list_rounds(folder)):
+        fault = _fault(folder / f"{rounds:08d}")
+        if fault:
+            say(f"checkpoint {rounds} is damaged ({fault}); falling back to an earlier one")
+        elif rounds <= at_most:
+            return rounds
+    return None
+
+
+def restore(folder: Path, rounds_done: int, template: PyTree) -> PyTree:
+    """The saved state, in the structure, types and placement of `template` (arrays or ShapeDtypeStructs)."""
+    path = (folder / f"{rounds_done:08d}").absolute()
+    wanted = _flat(template)
+    with _checkpointer() as reader:
+        saved = reader.metadata(path)
+        saved = getattr(saved, "item_metadata", saved)
+        names = set(getattr(saved, "tree", saved))
+        if names != set(wanted):
+            odd = sorted(names ^ set(wanted))[0]
+            raise RunError(
+                f"checkpoint {path}: its state differs from this program's at {odd}; it cannot be resumed by it"
+            )
+        flat = reader.restore(path, wanted)
+    return _unflat(template, flat)
+
+
+def prune_after(folder: Path, rounds_done: int) -> None:
+    """Drop checkpoints past `rounds_done`, whole or not."""
+    for path in folder.glob("*.json"):
+        if path.stem.isdigit() and int(path.stem) > rounds_done:
+            _remove(path.with_suffix(""))
+
+
+def _checkpointer() -> Any:
+    import orbax.checkpoint as ocp
+
+    # Orbax reports every save at INFO through absl's logger, which would break the progress line.
+    logging.getLogger("absl").setLevel(logging.WARNING)
+    return ocp.StandardCheckpointer()
+
+
+def _names(tree: PyTree) -> tuple[list[str], list[Any], Any]:
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    return (
+        [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves],
+        [x for _, x in leaves],
+        structure,
+    )
+
+
+def _is_key(x: Any) -> bool:
+    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _flat(tree: PyTree) -> dict[str, Any]:
+    """Leaves by path; typed PRNG keys as the integers they hold."""
+    names, leaves, _ = _names(tree)
+
+    def plain(x: Any) -> Any:
+        if not _is_key(x):
+            return x
+        if isinstance(x, jax.ShapeDtypeStruct):
+            data = jax.eval_shape(jax.random.key_data, x)
+            return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=x.sharding)
+        return jax.random.key_data(x)
+
+    return {name.replace("/", "."): plain(x) for name, x in zip(names, leaves, strict=True)}
+
+
+def _unflat(template: PyTree, flat: dict[str, Any]) -> PyTree:
+    names, leaves, structure = _names(template)
+    values = [flat[name.replace("/", ".")] for name in names]
+    wrapped = [jax.random.wrap_key_data(v) if _is_key(t) else v for v, t in zip(values, leaves, strict=True)]
+    return jax.tree_util.tree_unflatten(structure, wrapped)
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()
+
+
+def _fault(path: Path) -> str | None:
+    """What is wrong with a checkpoint's files, or None."""
+    try:
+        manifest = json.loads(path.with_suffix(".json").read_text())["files"]
+    except (json.JSONDecodeError, KeyError, OSError):
+        return "its manifest cannot be read"
+    for name, (size, digest) in manifest.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes of {size}"
+        if _digest(file) != digest:
+            return f"{name} has other content"
+    return None
+
+
+def _remove(path: Path) -> None:
+    """The manifest first: without it the checkpoint no longer counts, so a kill half-way leaves nothing to load."""
+    path.with_suffix(".json").unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,237 @@
+"""The command line: `nextpolicy train|resume|eval|envs|study`. Every error is one line and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from nextpolicy._version import __version__
+
+
+class UsageError(ValueError):
+    """A command line that cannot be: one line."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors as exceptions, so that there is one place that prints them."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; 0 if it did what was asked, 2 with one line on stderr if it could not."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    from nextpolicy.config import nearest
+
+    try:
+        if not arguments or arguments[0] in ("-h", "--help"):
+            print(_overview())
+            return 0
+        if arguments[0] == "--version":
+            print(f"nextpolicy {__version__}")
+            return 0
+        if arguments[0] not in COMMANDS:
+            raise UsageError(f"unknown command {arguments[0]!r}{nearest(arguments[0], COMMANDS) or _known()}")
+        COMMANDS[arguments[0]][0](arguments[1:])
+        return 0
+    except KeyboardInterrupt:
+        print("nextpolicy: interrupted", file=sys.stderr)
+        return 130
+    except (ValueError, RuntimeError, OSError) as error:
+        if os.environ.get("NEXTPOLICY_TRACEBACK"):
+            raise
+        print(f"nextpolicy: {_one_line(error)}", file=sys.stderr)
+        return 2
+
+
+def _one_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0] if len(lines) == 1 else f"{lines[0]} (NEXTPOLICY_TRACEBACK=1 shows more)"
+
+
+def _known() -> str:
+    return f"; takes one of {', '.join(COMMANDS)}"
+
+
+def _overview() -> str:
+    rows = "\n".join(f"  {name:<8} {text}" for name, (_, text) in COMMANDS.items())
+    return (
+        f"nextpolicy {__version__}: PPO and Stable-Value PPO in JAX\n\nusage: nextpolicy COMMAND ...\n\n{rows}\n\n"
+        "`nextpolicy COMMAND --help` explains each. NEXTPOLICY_TRACEBACK=1 shows where an error came from."
+    )
+
+
+def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse strictly; an unknown option is answered with the nearest known one."""
+    from nextpolicy.config import nearest
+
+    parsed, rest = parser.parse_known_args(list(arguments))
+    if rest:
+        known = [o for action in parser._actions for o in action.option_strings]
+        stray = rest[0].split("=")[0]
+        hint = nearest(stray, known) or f"; `{parser.prog} --help` lists what is taken"
+        raise UsageError(f"unknown {'option' if stray.startswith('-') else 'argument'} {stray!r}{hint}")
+    return parsed
+
+
+def _use_all_cores() -> None:
+    """On a CPU, one XLA device per core, so that members of a population train in parallel."""
+    import jax
+
+    if jax.config.jax_num_cpu_devices in (None, -1) and "host_platform_device_count" not in os.environ.get(
+        "XLA_FLAGS", ""
+    ):
+        jax.config.update("jax_num_cpu_devices", max(1, len(os.sched_getaffinity(0))))
+
+
+def _distributed(options: argparse.Namespace) -> None:
+    """Join a multi-process run before anything touches a device."""
+    import jax
+
+    if options.coordinator is None:
+        return
+    if options.num_processes is None or options.process_id is None:
+        raise UsageError("--coordinator: takes --num-processes and --process-id beside it")
+    jax.distributed.initialize(options.coordinator, options.num_processes, options.process_id)
+
+
+def _train_parser() -> argparse.ArgumentParser:
+    from nextpolicy.config import FIELDS, describe
+    from nextpolicy.presets import PRESETS
+
+    parser = _Parser(
+        prog="nextpolicy train",
+        description="Train a population: algorithms x swept values x seeds of one environment, as one program.",
+        epilog="Every field below starts from the preset; `paper` is the default where the paper treats the environment.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("env", help=FIELDS["env"].help)
+    parser.add_argument("--preset", help=f"Settings to start from: paper, {', '.join(PRESETS)}.")
+    parser.add_argument("--out", help="Folder for the run; default runs/<env>-<algo>-<time>.")
+    parser.add_argument("--quiet", action="store_true", help="No progress.")
+    parser.add_argument("--coordinator", help="host:port of process 0, for a run over several processes or hosts.")
+    parser.add_argument("--num-processes", type=int, help="How many processes there are, with --coordinator.")
+    parser.add_argument("--process-id", type=int, help="Which of them this is, with --coordinator.")
+    group = parser.add_argument_group("fields")
+    for name, info in FIELDS.items():
+        if name == "env":
+            continue
+        many = name in ("env_options", "sweep")
+        group.add_argument(
+            f"--{name.replace('_', '-')}",
+            dest=name,
+            nargs="+" if many else None,
+            metavar="NAME=VALUE" if many else "VALUE",
+            default=argparse.SUPPRESS,
+            help=f"{info.help} Takes {describe(info)}.".replace("%", "%%"),
+        )
+    return parser
+
+
+def _train(arguments: Sequence[str]) -> None:
+    from nextpolicy.config import FIELDS
+
+    options = _parse(_train_parser(), arguments)
+    fields = {k: v for k, v in vars(options).items() if k in FIELDS and k != "env"}
+    _distributed(options)
+    if options.coordinator is None:
+        _use_all_cores()
+    from nextpolicy.run import api
+
+    run = api.train(options.env, preset=options.preset, out=options.out, quiet=options.quiet, **fields)
+    _print_scores(run)
+
+
+def _print_scores(run: Any) -> None:
+    import jax
+
+    if jax.process_index() == 0:
+        print(run.scores().to_string(index=False))
+        print(f"run: {run.path}")
+
+
+def _resume(arguments: Sequence[str]) -> None:
+    parser = _Parser(prog="nextpolicy resume", description="Continue a run from its newest whole checkpoint.")
+    parser.add_argument("run", help="Run folder.")
+    parser.add_argument("--quiet", action="store_true", help="No progress.")
+    parser.add_argument("--coordinator", help="host:port of process 0, for a run over several processes or hosts.")
+    parser.add_argument("--num-processes", type=int, help="How many processes there are, with --coordinator.")
+    parser.add_argument("--process-id", type=int, help="Which of them this is, with --coordinator.")
+    options = _parse(parser, arguments)
+    _distributed(options)
+    if options.coordinator is None:
+        _use_all_cores()
+    from nextpolicy.run import api
+
+    _print_scores(api.resume(options.run, quiet=options.quiet))
+
+
+def _eval(arguments: Sequence[str]) -> None:
+    parser = _Parser(prog="nextpolicy eval", description="Evaluate a run's policies by whole episodes.")
+    parser.add_argument("run", help="Run folder.")
+    parser.add_argument("--policy", default="target", help="target or behaviour.")
+    parser.add_argument("--episodes", type=int, default=100, help="Episodes per member.")
+    parser.add_argument("--num-envs", type=int, help="Environments they are spread over evenly; default one each.")
+    parser.add_argument("--greedy", action="store_true", help="Most probable action instead of a sample.")
+    parser.add_argument("--seed", type=int, default=0, help="Seed of the evaluation.")
+    parser.add_argument("--video", help="Write one episode of --member as a GIF to this file.")
+    parser.add_argument("--member", type=int, default=0, help="Member that the video shows.")
+    options = _parse(parser, arguments)
+    from nextpolicy.run import api, video
+
+    run = api.load(options.run)
+    if options.video:
+        video.check_target(options.video)
+    print(
+        run.evaluate(options.episodes, options.policy, options.greedy, options.num_envs, options.seed).to_string(
+            index=False
+        )
+    )
+    if options.video:
+        total = video.record(run, options.video, options.policy, options.member, options.greedy, options.seed)
+        print(f"video: {options.video} (return {total:.4g})")
+
+
+def _envs(arguments: Sequence[str]) -> None:
+    parser = _Parser(prog="nextpolicy envs", description="List environment ids.")
+    parser.add_argument("suite", nargs="?", help="Only this suite, e.g. gymnax.")
+    options = _parse(parser, arguments)
+    from nextpolicy.envs import build
+
+    print("\n".join(build.names(options.suite)))
+
+
+def _study(arguments: Sequence[str]) -> None:
+    from nextpolicy.config import nearest
+
+    studies = ("four-rooms", "theory")
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(f"usage: nextpolicy study {{{','.join(studies)}}} ...   (--help after the name explains it)")
+        return
+    if arguments[0] not in studies:
+        raise UsageError(
+            f"unknown study {arguments[0]!r}{nearest(arguments[0], list(studies)) or f'; takes {studies}'}"
+        )
+    _use_all_cores()
+    if arguments[0] == "theory":
+        from nextpolicy.studies import theory as study
+    else:
+        from nextpolicy.studies import four_rooms as study
+    study.main(list(arguments[1:]), _Parser, _parse)
+
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
+    "train": (_train, "train PPO, SV-PPO or both on an environment"),
+    "resume": (_resume, "continue a run, bit for bit"),
+    "eval": (_eval, "evaluate a run's policies, or film one"),
+    "envs": (_envs, "list environments"),
+    "study": (_study, "exact studies: four-rooms, theory"),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""A run folder: config.json, status.json, metrics/, checkpoints/. Written whole then renamed, never overwritten."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import re
+import subprocess
+import time
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from nextpolicy._version import __version__
+from nextpolicy.config import ConfigError, TrainConfig
+
+
+class RunError(ValueError):
+    """A run folder that cannot be used as asked: one line saying what and what to do."""
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that a reader, or a power cut, sees the old content or the new, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+@dataclass
+class RunFolder:
+    """Paths of a run and the little files that describe it."""
+
+    path: Path
+    _lock: Any = field(default=None, repr=False)
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @classmethod
+    def create(cls, path: str | Path, config: TrainConfig, extra: dict[str, Any]) -> RunFolder:
+        """A new run folder; refuses one that holds anything."""
+        folder = cls(Path(path))
+        if folder.path.exists() and not folder.path.is_dir():
+            raise RunError(f"out: {folder.path} is a file, takes a new or empty folder")
+        if folder.path.is_dir() and any(folder.path.iterdir()):
+            what = "another run" if (folder.path / "config.json").exists() else "other files"
+            hint = f"`nextpolicy resume {folder.path}` continues it; " if what == "another run" else ""
+            raise RunError(f"out: {folder.path} holds {what}, takes a new or empty folder; {hint}nothing was written")
+        for part in (folder.path, folder.metrics, folder.checkpoints):
+            part.mkdir(parents=True, exist_ok=True)
+        folder.lock()
+        write_json(folder.path / "config.json", {**json.loads(config.to_json()), **extra, "about": describe_machine()})
+        folder.set_status("running", rounds_done=0, rounds=config.num_rounds)
+        return folder
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """An existing run folder."""
+        folder = cls(Path(path))
+        if not (folder.path / "config.json").is_file():
+            raise RunError(f"run: {path} is not a run folder (it has no config.json); `nextpolicy train` makes one")
+        return folder
+
+    def lock(self) -> None:
+        """Hold the folder for this process; the hold ends with the process, however it ends."""
+        handle = open(self.path / ".lock", "w")  # noqa: SIM115 - held open for as long as the run is
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            handle.close()
+            raise RunError(f"run: {self.path} is being written by another process; wait for it or end it") from None
+        self._lock = handle
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def raw_config(self) -> dict[str, Any]:
+        """config.json as it stands."""
+        try:
+            return json.loads((self.path / "config.json").read_text())
+        except json.JSONDecodeError as error:
+            raise RunError(f"run: {self.path / 'config.json'} is not JSON ({error}); the run cannot be read") from None
+
+    def config(self) -> TrainConfig:
+        """The configuration the run was made with."""
+        raw = self.raw_config()
+        values = {k: v for k, v in raw.items() if k not in ("about", "custom")}
+        try:
+            return TrainConfig.from_flat(values)
+        except ConfigError as error:
+            made_by = raw.get("about", {}).get("nextpolicy", "an unknown version")
+            raise RunError(
+                f"run: {self.path} was made by nextpolicy {made_by}, this is {__version__}: {error}"
+            ) from None
+
+    def status(self) -> dict[str, Any]:
+        try:
+            return json.loads((self.path / "status.json").read_text())
+        except (OSError, json.JSONDecodeError):
+            return {"state": "unknown"}
+
+    def set_status(self, state: str, **facts: Any) -> None:
+        """`running`, `finished` or `failed` (with a reason)."""
+        write_json(self.path / "status.json", {"state": state, **facts, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
+
+
+def fresh_path(config: TrainConfig, root: str | Path = "runs") -> Path:
+    """runs/<env>-<algo>-<time>, with a number behind it where that is taken."""
+    words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{config.environment.env}-{'+'.join(config.gate.algo)}").strip("-")
+    stem = f"{words}-{time.strftime('%Y%m%d-%H%M%S')}"
+    candidates = [stem, *(f"{stem}-{i}" for i in range(2, 1000))]
+    return next(Path(root) / name for name in candidates if not (Path(root) / name).exists())
+
+
+def describe_machine() -> dict[str, Any]:
+    """Versions, device, precision and revision: what a number in this folder depends on beside the configuration."""
+    import jax
+
+    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "gymnax", "brax", "ale-py", "gymnasium")
+    versions = {}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "nextpolicy": __version__,
+        "versions": versions,
+        "python": platform.python_version(),
+        "device": f"{len(jax.devices())} x {jax.devices()[0].device_kind}",
+        "platform": jax.default_backend(),
+        "matmul_precision": jax.config.jax_default_matmul_precision or "default",
+        "x64": bool(jax.config.jax_enable_x64),
+        "revision": _revision(),
+    }
+
+
+def _revision() -> str | None:
+    """The git revision of the source, where it is a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,109 @@
+"""Progress for people: a bar on a terminal, plain lines elsewhere, nothing when asked to be quiet."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class Progress(Protocol):
+    """Told of every block."""
+
+    def update(self, rounds_done: int, facts: dict[str, float]) -> None: ...
+
+    def say(self, message: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def facts_of(metrics: dict[str, np.ndarray], steps_per_second: float) -> dict[str, float]:
+    """The numbers worth a line: mean return over the block's finished episodes and the share of accepted updates."""
+    episodes = metrics["episodes"]
+    total = np.nansum(np.where(episodes > 0, metrics["episode_return"] * episodes, 0.0))
+    mean = float(total / episodes.sum()) if episodes.sum() else float("nan")
+    return {"return": mean, "accepted": float(metrics["accepted"].mean()), "steps_per_second": steps_per_second}
+
+
+def make(total_rounds: int, title: str, quiet: bool) -> Progress:
+    """The right kind for where the output goes."""
+    if quiet:
+        return Quiet()
+    return Bar(total_rounds, title) if sys.stderr.isatty() else Lines(total_rounds, title)
+
+
+def human(number: float) -> str:
+    """12.3k, 4.5M."""
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= limit:
+            return f"{number / limit:.3g}{unit}"
+    return f"{number:.3g}"
+
+
+class Quiet:
+    """Says only what must not be missed."""
+
+    def update(self, rounds_done: int, facts: dict[str, float]) -> None:
+        return
+
+    def say(self, message: str) -> None:
+        print(message, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        return
+
+
+class Lines(Quiet):
+    """A line every ten seconds, and the first and the last."""
+
+    def __init__(self, total: int, title: str, every: float = 10.0) -> None:
+        self.total, self.title, self.every = total, title, every
+        self.started, self.last, self.first_rounds = time.monotonic(), 0.0, None
+
+    def update(self, rounds_done: int, facts: dict[str, float]) -> None:
+        now = time.monotonic()
+        if self.first_rounds is None:
+            self.first_rounds, self.started = rounds_done, now
+        if self.last and now - self.last < self.every and rounds_done < self.total:
+            return
+        self.last = now
+        rate = (rounds_done - self.first_rounds) / max(now - self.started, 1e-9)
+        left = f"{(self.total - rounds_done) / rate:.0f}s left" if rate > 0 else "timing"
+        print(
+            f"{self.title}: round {rounds_done}/{self.total}, {human(facts['steps_per_second'])} steps/s, "
+            f"return {facts['return']:.4g}, accepted {facts['accepted']:.0%}, {left}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+class Bar(Quiet):
+    """A rich progress bar."""
+
+    def __init__(self, total: int, title: str) -> None:
+        from rich import progress
+        from rich.console import Console
+
+        self.bar: Any = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.TextColumn("round {task.completed}/{task.total}"),
+            progress.TextColumn("{task.fields[facts]}"),
+            progress.TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self.bar.start()
+        self.task = self.bar.add_task(title, total=total, facts="compiling")
+
+    def update(self, rounds_done: int, facts: dict[str, float]) -> None:
+        speed = f"{human(facts['steps_per_second'])} steps/s"
+        text = f"{speed}  return {facts['return']:.4g}  accepted {facts['accepted']:.0%}"
+        self.bar.update(self.task, completed=rounds_done, facts=text)
+
+    def say(self, message: str) -> None:
+        self.bar.console.print(message, highlight=False, markup=False)
+
+    def close(self) -> None:
+        self.bar.stop()

@@ -1,0 +1,226 @@
+"""The host's side of training: blocks of rounds, and between them metrics, checkpoints, progress, and nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from nextpolicy.config import ConfigError, TrainConfig
+from nextpolicy.core import gate
+from nextpolicy.envs import build as envs
+from nextpolicy.envs.base import Discrete
+from nextpolicy.nets import build as nets
+from nextpolicy.run import checkpoint, metrics, progress, sinks
+from nextpolicy.run.folder import RunFolder
+from nextpolicy.train.device_loop import Observer, Program, build_program
+from nextpolicy.train.state import Hypers, LearnerState, Setup, population_hypers
+from nextpolicy.types import PyTree
+
+BLOCK_SECONDS = 4.0  # aimed at when block_rounds is left to us
+MOST_ROUNDS = 512  # of one block: the room its metrics take on the device
+
+OnBlock = Callable[[int, dict[str, np.ndarray], PyTree], None]
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the last checkpoint stands."""
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A configuration made into things that run."""
+
+    config: TrainConfig
+    setup: Setup
+    hypers: Hypers
+    observer: Observer | None = None
+    actor: Any = None  # the caller's own modules, if any
+    critic: Any = None
+
+    @property
+    def seeds(self) -> np.ndarray:
+        return np.asarray([m.seed for m in self.config.members()], np.uint32)
+
+    def program(self) -> Program:
+        rounds = self.config.run.block_rounds or min(self.config.num_rounds, MOST_ROUNDS)
+        devices = jax.devices()
+        limit = self.config.run.devices or len(devices)
+        if limit > len(devices):
+            raise ConfigError(f"devices: got {limit}, takes at most {len(devices)}, which are here")
+        return build_program(self.setup, self.hypers, capacity=rounds, observer=self.observer, devices=devices[:limit])
+
+
+def make_job(
+    config: TrainConfig,
+    *,
+    env: Any = None,
+    env_params: Any = None,
+    actor: Any = None,
+    critic: Any = None,
+    criterion: Any = None,
+    gate_params: PyTree | None = None,
+    observer: Observer | None = None,
+) -> Job:
+    """The environment, networks and numbers a configuration names, or the caller's own."""
+    made = envs.make(config.environment.env if env is None else env, **_env_options(config, env, env_params))
+    _check_policy(config, made.spec)
+    networks = nets.build(made.spec, config.net, actor, critic)
+    setup = Setup(config, made.spec, networks, made, gate if criterion is None else criterion)
+    return Job(config, setup, population_hypers(config, gate_params), observer, actor, critic)
+
+
+def _env_options(config: TrainConfig, env: Any, env_params: Any) -> dict[str, Any]:
+    options = dict(config.environment.env_options)
+    return {**options, "env_params": env_params} if env is not None and env_params is not None else options
+
+
+def _check_policy(config: TrainConfig, spec: Any) -> None:
+    fitting = "categorical" if isinstance(spec.action, Discrete) else "gaussian"
+    if config.net.policy not in ("auto", fitting):
+        kind = "discrete" if fitting == "categorical" else "continuous"
+        raise ConfigError(
+            f"policy: got {config.net.policy!r} for {spec.id}, whose actions are {kind}, takes {fitting!r}"
+        )
+    if config.ppo.normalise_obs and spec.obs_table is not None:
+        raise ConfigError(f"normalise_obs: got true for {spec.id}, whose observations are fixed, takes false")
+
+
+def run_job(
+    job: Job, folder: RunFolder, *, resume: bool = False, quiet: bool = False, on_block: OnBlock | None = None
+) -> None:
+    """Train to the end, from the start or from the newest whole checkpoint; the folder tells how it went."""
+    config = job.config
+    bar = progress.make(config.num_rounds, config.environment.env, quiet or jax.process_index() > 0)
+    outlets = sinks.make(config, folder.path) if jax.process_index() == 0 else []
+    done = 0
+    try:
+        program = job.program()
+        state, done = _starting_point(job, program, folder, resume, bar.say)
+        _status(folder, "running", done, config)
+        for first, block, observed, rate in _blocks(job, program, state, done, folder):
+            done = first + len(block["accepted"][0])
+            if on_block is not None:
+                on_block(first, block, observed)
+            if jax.process_index() == 0:
+                frame = metrics.table(config.members(), first, config.batch_size, _scalars(block), rate)
+                for sink in outlets:
+                    sink.write(frame)
+            _status(folder, "running", done, config)
+            bar.update(done, progress.facts_of(block, rate))
+        _status(folder, "finished", done, config)
+    except KeyboardInterrupt:
+        _status(folder, "failed", _saved(folder), config, reason="interrupted; `nextpolicy resume` continues it")
+        raise
+    except Exception as error:
+        _status(folder, "failed", _saved(folder), config, reason=str(error).split("\n")[0])
+        raise
+    finally:
+        bar.close()
+        for sink in outlets:
+            sink.close()
+
+
+def _blocks(job: Job, program: Program, state: LearnerState, done: int, folder: RunFolder) -> Any:
+    """Yield (first round, metrics, observed, steps per second) after each block that is safely on disk."""
+    config = job.config
+    steps_per_round = config.batch_size * len(config.members())
+    length = config.run.block_rounds or 1
+    warm = False
+    while done < config.num_rounds:
+        rounds = min(length, program.capacity, config.num_rounds - done)
+        started = time.perf_counter()
+        state, block, observed = program.block(state, rounds)
+        block, observed = _fetch((block, observed), rounds)
+        seconds = time.perf_counter() - started
+        _check_finite(job, done, block)
+        rate = rounds * steps_per_round / seconds
+        if jax.process_index() == 0:
+            frame = metrics.table(config.members(), done, config.batch_size, _scalars(block), rate)
+            metrics.write_part(folder.metrics, frame)
+        checkpoint.save(folder.checkpoints, done + rounds, state, config.run.keep_checkpoints)
+        done += rounds
+        yield done - rounds, block, observed, rate
+        if warm and not config.run.block_rounds:  # the first block is compilation
+            length = max(1, round(BLOCK_SECONDS * rounds / seconds))
+        warm = True
+
+
+def _fetch(tree: PyTree, rounds: int) -> PyTree:
+    """The first `rounds` rows of every member's block, on the host; from all processes where there are several."""
+    if jax.process_count() > 1:
+        tree = multihost_utils.process_allgather(tree, tiled=True)
+    return jax.tree.map(lambda x: np.asarray(x)[:, :rounds], tree)
+
+
+def _scalars(block: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {k: v for k, v in block.items() if k != "finite"}
+
+
+def _check_finite(job: Job, done: int, block: dict[str, np.ndarray]) -> None:
+    bad = np.argwhere(~block["finite"])
+    if len(bad):
+        member, offset = min(bad.tolist(), key=lambda b: b[1])
+        who = job.config.members()[member]
+        raise TrainingError(
+            f"rewards or parameters were not finite in round {done + offset} of member {member} "
+            f"({who.variant}, seed {who.seed}); the run stopped and its last checkpoint stands"
+        )
+
+
+def _starting_point(
+    job: Job, program: Program, folder: RunFolder, resume: bool, say: Callable[[str], None]
+) -> tuple[LearnerState, int]:
+    """A fresh state, or the newest one that is whole together with the metrics up to it."""
+    state = program.init(job.seeds)
+    rounds = newest_usable(folder, say) if resume else 0
+    if not rounds:
+        return state, 0
+    template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    return checkpoint.restore(folder.checkpoints, rounds, template), rounds
+
+
+def newest_usable(folder: RunFolder, say: Callable[[str], None]) -> int:
+    """Rounds to resume from; what lies past them, or is damaged, is put out of the way and said."""
+    at_most = metrics.end(folder.metrics)
+    damage = metrics.first_damage(folder.metrics)
+    if damage is not None:
+        at_most, path = damage
+        say(f"metrics from round {at_most} on are damaged{f' ({path.name})' if path else ''}; falling back to before")
+        if path is not None:
+            path.rename(path.with_suffix(".damaged"))
+    rounds = checkpoint.newest_whole(folder.checkpoints, at_most, say) or 0
+    if rounds == 0 and at_most:
+        say("no whole checkpoint is left; starting again from round 0")
+    checkpoint.prune_after(folder.checkpoints, rounds)
+    metrics.trim(folder.metrics, rounds)
+    return rounds
+
+
+def _saved(folder: RunFolder) -> int:
+    return max(checkpoint.list_rounds(folder.checkpoints), default=0)
+
+
+def _status(folder: RunFolder, state: str, done: int, config: TrainConfig, **facts: Any) -> None:
+    if jax.process_index() == 0:
+        folder.set_status(
+            state, rounds_done=done, rounds=config.num_rounds, env_steps=done * config.batch_size, **facts
+        )
+
+
+def default_cache() -> Path:
+    """Where compiled programs are kept between starts."""
+    return Path.home() / ".cache" / "nextpolicy" / "xla"
+
+
+def enable_cache() -> None:
+    """Keep compiled programs on disk, unless the caller has said where or not to."""
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(default_cache()))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
