@@ -76,10 +76,9 @@ def finite_array(name: str, got: Any) -> FloatArray:
         array = np.array(got, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name}: got {type(got).__name__}, takes an array of real numbers") from error
-    if not np.isfinite(array).all():
-        raise ValueError(
-            f"{name}: got {np.count_nonzero(~np.isfinite(array))} non-finite entries, takes finite numbers"
-        )
+    bad = array[~np.isfinite(array)]
+    if bad.size:
+        raise ValueError(f"{name}: got {bad[0]}, takes finite numbers")
     return array
 
 

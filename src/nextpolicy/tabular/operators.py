@@ -38,8 +38,8 @@ class AffineOperator:
 
     def fixed_point(self) -> FloatArray:
         """The table that one application leaves as it is."""
-        solution: FloatArray = np.linalg.solve(np.eye(len(self.offset)) - self.matrix, self.offset)
-        return solution.reshape(self.shape)
+        solution = np.linalg.solve(np.eye(len(self.offset)) - self.matrix, self.offset)
+        return np.asarray(solution, np.float64).reshape(self.shape)
 
 
 def vtrace_operator(
@@ -110,8 +110,8 @@ def mirror_descent(pi: Any, q: Any, step_size: float) -> FloatArray:
     check.same_shape(pi=old, q=values)
     _not_negative("step_size", step_size)
     # Subtracting the largest exponent among the actions pi takes keeps exp() from overflowing.
-    exponent = step_size * np.where(old > 0, values, -np.inf)
-    weight = old * np.exp(exponent - exponent.max(-1, keepdims=True)) if step_size > 0 else old
+    exponent = np.where(old > 0, step_size * values, -np.inf)
+    weight = old * np.exp(exponent - exponent.max(-1, keepdims=True))
     return np.asarray(weight / weight.sum(-1, keepdims=True))
 
 
