@@ -84,13 +84,13 @@ vtrace = jax.jit(returns.vtrace)
 retrace_gae = jax.jit(returns.retrace_gae, static_argnames="kind")
 compiled_estimators = jax.jit(all_estimators)
 
-sequences = dict(
-    seed=st.integers(0, 2**32 - 1),
-    steps=st.sampled_from([1, 2, 14]),
-    trailing=st.sampled_from([(), (2, 3)]),
-    lam=st.floats(0.0, 1.0),
-    rho_max=st.sampled_from([1.0, 5.0, 100.0, np.inf]),
-)
+sequences = {
+    "seed": st.integers(0, 2**32 - 1),
+    "steps": st.sampled_from([1, 2, 14]),
+    "trailing": st.sampled_from([(), (2, 3)]),
+    "lam": st.floats(0.0, 1.0),
+    "rho_max": st.sampled_from([1.0, 5.0, 100.0, np.inf]),
+}
 
 
 @given(**sequences, rho_min=st.sampled_from([0.0, 0.5]))
@@ -212,7 +212,7 @@ ARGUMENTS = ("ratio", "reward", "discount", "cut", "value", "next_value")
 def test_a_wrong_shape_is_named(function, wrong):
     data = dict(zip(ARGUMENTS, [np.zeros((4, 2), np.float32)] * 6))
     data[wrong] = np.zeros((4, 1), np.float32)
-    options = dict(lam=0.9) | (dict(rho_max=1.0) if function == "vtrace" else {})
+    options = {"lam": 0.9} | ({"rho_max": 1.0} if function == "vtrace" else {})
     with pytest.raises(ValueError, match=rf"^{wrong}: got shape \(4, 1\), takes the shape of value, \(4, 2\)$"):
         getattr(returns, function)(**data, **options)
 
