@@ -43,8 +43,8 @@ class TabularMDP:
             raise ValueError(f"R: got shape {R.shape}, takes [S, A] = {P.shape[:2]}")
         if start.shape != P.shape[:1]:
             raise ValueError(f"start: got shape {start.shape}, takes [S] = {P.shape[:1]}")
-        _distribution("P", P, -1)
-        _distribution("start", start, -1)
+        _distribution("P", P)
+        _distribution("start", start)
         gamma = np.asarray(self.gamma)
         if gamma.shape != () or gamma.dtype.kind not in "fiu" or not 0.0 <= gamma < 1.0:
             raise ValueError(f"gamma: got {self.gamma!r}, takes a number in [0, 1)")
@@ -85,7 +85,7 @@ def finite_array(name: str, got: Any) -> FloatArray:
 def as_policy(mdp: TabularMDP, pi: Any, name: str = "pi") -> FloatArray:
     """`pi` [..., S, A] as float64 rows of probabilities; rows within 1e-5 of one are divided by their sum."""
     policy = as_table(mdp, pi, name)
-    _distribution(name, policy, -1, POLICY_TOLERANCE)
+    _distribution(name, policy, POLICY_TOLERANCE)
     return np.asarray(policy / policy.sum(-1, keepdims=True))
 
 
@@ -101,7 +101,7 @@ def as_visitation(mdp: TabularMDP, mu: Any, name: str = "mu") -> FloatArray:
     """`mu` [..., S, A] as a distribution over state-action pairs, under the same tolerance as a policy."""
     array = as_table(mdp, mu, name)
     flat = array.reshape(*array.shape[:-2], -1)
-    _distribution(name, flat, -1, POLICY_TOLERANCE)
+    _distribution(name, flat, POLICY_TOLERANCE)
     return np.asarray(array / array.sum((-2, -1), keepdims=True))
 
 
@@ -154,11 +154,12 @@ def random_policy(
     return np.asarray(weight / weight.sum(-1, keepdims=True))
 
 
-def _distribution(name: str, array: FloatArray, axis: int, tolerance: float = PROBABILITY_TOLERANCE) -> None:
-    """Raise unless the entries are non-negative and sum to one along `axis`."""
+def _distribution(name: str, array: FloatArray, tolerance: float = PROBABILITY_TOLERANCE) -> None:
+    """Raise unless the entries are non-negative and sum to one along the last axis."""
     if array.size and array.min() < 0.0:
         raise ValueError(f"{name}: got a negative probability, {array.min():g}, takes numbers of at least 0")
-    total = array.sum(axis)
-    worst = np.ravel(total)[np.argmax(np.abs(total - 1.0))] if np.size(total) else 1.0
-    if not abs(worst - 1.0) <= tolerance:
+    total = np.asarray(array.sum(-1))
+    off = np.abs(total - 1.0)
+    if (off > tolerance).any():
+        worst = total.flat[off.argmax()]
         raise ValueError(f"{name}: got probabilities that sum to {worst:.12g}, takes sums of 1 (within {tolerance:g})")
