@@ -1,0 +1,170 @@
+"""Imports point one way, and no optional package is loaded before it is asked for."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import nextpolicy
+
+PACKAGE = Path(nextpolicy.__file__).parent
+
+# Which parts of the package a part may import, at any depth in the code:
+# run -> train -> {nets, envs, core} -> types; tabular -> core -> types; report sees files, never the training.
+_SETTINGS = {"_version", "config", "presets"}
+_TRAINING = {"types", "core", "nets", "envs", "train"} | _SETTINGS
+MAY_IMPORT = {
+    "_version": set(),
+    "types": set(),
+    "core": {"types"},
+    "tabular": {"types", "core"},
+    "config": {"types", "core", "_version"},
+    "presets": {"types", "core", "config"},
+    "nets": {"types", "core"} | _SETTINGS,
+    "envs": {"types", "core", "tabular"} | _SETTINGS,
+    "train": _TRAINING,
+    "report": _SETTINGS,
+    "studies": _TRAINING | {"tabular", "run", "report"},
+    "run": _TRAINING | {"tabular", "report", "studies"},
+    "__main__": {"run"},
+    "__init__": _TRAINING | {"tabular", "run", "report", "studies"},
+}
+# Neighbours on one level, and this one module only: networks are built from the description of an environment.
+EXCEPTIONS = {("nets", "nextpolicy.envs.base")}
+SUITES = {"gymnax", "brax", "gymnasium", "ale_py", "ray", "wandb", "tensorboardX", "jinja2"}
+CORE_LIBRARIES = {"jax", "numpy", "nextpolicy"} | sys.stdlib_module_names
+
+
+def part_of(module: str) -> str:
+    """The part a dotted module name belongs to: `nextpolicy.core.gate` to `core`, `nextpolicy` to `__init__`."""
+    names = module.split(".")
+    return names[1] if len(names) > 1 else "__init__"
+
+
+def imported_modules(node: ast.AST, module: str, is_package: bool) -> list[str]:
+    """Absolute dotted names that an import statement of `module` loads."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if not isinstance(node, ast.ImportFrom):
+        return []
+    base = node.module or ""
+    if node.level:
+        parents = module.split(".") if is_package else module.split(".")[:-1]
+        base = ".".join([*parents[: len(parents) - node.level + 1], *([base] if base else [])])
+    # `from nextpolicy import core` loads a part; `from nextpolicy.core import gate` belongs to the part named.
+    return [f"{base}.{alias.name}" for alias in node.names] if base == "nextpolicy" else [base]
+
+
+def nodes_run_on_import(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node but those inside functions and under `if TYPE_CHECKING`."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            continue
+        if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
+            for other in child.orelse:
+                yield other
+                yield from nodes_run_on_import(other)
+            continue
+        yield child
+        yield from nodes_run_on_import(child)
+
+
+def complaints(source: str, module: str, is_package: bool = False) -> list[str]:
+    """What the source of `module` imports and may not, one line each."""
+    tree, part = ast.parse(source), part_of(module)
+    if part not in MAY_IMPORT:
+        return [f"{module}: a new part of the package; say in MAY_IMPORT what it may import"]
+    found = []
+    for node in ast.walk(tree):
+        for name in imported_modules(node, module, is_package):
+            top = name.split(".")[0]
+            if top == "nextpolicy":
+                wanted = part_of(name)
+                exported = wanted not in MAY_IMPORT and name.count(".") == 1  # a name, such as nextpolicy.train_run
+                wanted = "__init__" if exported else wanted
+                if wanted != part and wanted not in MAY_IMPORT[part] and (part, name) not in EXCEPTIONS:
+                    found.append(f"{module}:{node.lineno}: {part} may not import {name}")
+            elif part in ("core", "types") and top not in CORE_LIBRARIES:
+                found.append(f"{module}:{node.lineno}: {part} may not import {name}")
+    for node in nodes_run_on_import(tree):
+        for name in imported_modules(node, module, is_package):
+            if name.split(".")[0] in SUITES:
+                found.append(f"{module}:{node.lineno}: {name} must be imported where it is used, not at the top")
+    return found
+
+
+def modules() -> list[tuple[str, Path]]:
+    """Every module of the package, as (dotted name, file)."""
+    names = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        parts = file.relative_to(PACKAGE).with_suffix("").parts
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        names.append((".".join(("nextpolicy", *parts)), file))
+    return names
+
+
+@pytest.mark.parametrize(("module", "file"), modules(), ids=[name for name, _ in modules()])
+def test_imports_point_one_way(module, file):
+    assert complaints(file.read_text(encoding="utf-8"), module, file.stem == "__init__") == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("nextpolicy.core.gate", "from nextpolicy.train import update"),
+        ("nextpolicy.core.gate", "from nextpolicy import train"),
+        ("nextpolicy.core.gate", "import nextpolicy.train.update as u"),
+        ("nextpolicy.core.gate", "import nextpolicy"),
+        ("nextpolicy.core.gate", "from ..train import update"),
+        ("nextpolicy.core.gate", "from .. import train"),
+        ("nextpolicy.core.gate", "def f():\n    from nextpolicy.envs import base"),
+        ("nextpolicy.core.gate", "import pandas"),
+        ("nextpolicy.core.gate", "import optax"),
+        ("nextpolicy.types", "from nextpolicy.core import check"),
+        ("nextpolicy.tabular.mdp", "from nextpolicy.envs import base"),
+        ("nextpolicy.nets.build", "from nextpolicy.train import state"),
+        ("nextpolicy.nets.build", "from nextpolicy.envs.brax import make"),
+        ("nextpolicy.envs.base", "from nextpolicy.nets.build import build"),
+        ("nextpolicy.envs.base", "from nextpolicy.run import metrics"),
+        ("nextpolicy.train.update", "from nextpolicy.run import checkpoint"),
+        ("nextpolicy.train.update", "from nextpolicy import resume"),
+        ("nextpolicy.report.tables", "from nextpolicy.train import state"),
+        ("nextpolicy.report.tables", "from nextpolicy.envs import base"),
+        ("nextpolicy.report.tables", "from nextpolicy.nets import build"),
+        ("nextpolicy.envs.gymnax", "import gymnax"),
+        ("nextpolicy.envs.gymnax", "from gymnax.environments import spaces"),
+        ("nextpolicy.envs.brax", "try:\n    import brax\nexcept ImportError:\n    brax = None"),
+        ("nextpolicy.envs.brax", "class Env:\n    from brax import envs"),
+        ("nextpolicy.report.html", "import jinja2"),
+        ("nextpolicy.newcomer", "import numpy"),
+    ],
+)
+def test_a_wrong_import_is_noticed(module, source):
+    assert len(complaints(source, module)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("nextpolicy.core.gate", "import math\nimport jax.numpy as jnp\nfrom nextpolicy.core import check"),
+        ("nextpolicy.core.gate", "from . import check\nfrom ..types import Array"),
+        ("nextpolicy.train.update", "from nextpolicy.core import gate\nfrom nextpolicy import nets"),
+        ("nextpolicy.envs.gymnax", "def make():\n    import gymnax\n    return gymnax.make"),
+        ("nextpolicy.envs.gymnax", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import gymnax"),
+        ("nextpolicy.report.tables", "import pandas\nfrom nextpolicy import presets"),
+        ("nextpolicy.studies.theory", "from nextpolicy.tabular import mdp\nfrom nextpolicy.train import update"),
+    ],
+)
+def test_a_right_import_is_not(module, source):
+    assert complaints(source, module) == []
+
+
+def test_importing_the_package_loads_no_suite():
+    code = f"import sys, nextpolicy; print(*sorted({SUITES!r} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert result.stdout.split() == []
