@@ -87,6 +87,14 @@ def import_brax() -> Any:
 
 
 @contextlib.contextmanager
+def _quiet_tracing() -> Iterator[None]:
+    """Pass over MJX telling Brax, while JAX traces it, that it reads fields by a retired name."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Accessing `.*` directly from", DeprecationWarning)
+        yield
+
+
+@contextlib.contextmanager
 def _quiet_models() -> Iterator[None]:
     """Pass over two notices on old model files; other MuJoCo warnings become Python warnings, not a file in the
     working directory, which is MuJoCo's habit."""
@@ -160,7 +168,8 @@ class BraxEnv:
         )
 
     def _start_one(self, key: Array) -> tuple[Start, Array]:
-        state = self.env.reset(key)
+        with _quiet_tracing():
+            state = self.env.reset(key)
         return strong((Start(state.pipeline_state, state.info), state.obs))
 
     def _step_one(self, current: Start, action: Array) -> tuple[Start, Array, Array, Array]:
@@ -169,7 +178,8 @@ class BraxEnv:
         zero = jnp.zeros(())
         # Brax's steps write to `metrics` and never read it: an empty dict serves, and nothing of it is carried.
         state = State(current.pipeline_state, None, zero, zero, metrics={}, info=current.info)
-        state = self.env.step(state, self.spec.action.clip(action))  # type: ignore[union-attr]
+        with _quiet_tracing():
+            state = self.env.step(state, self.spec.action.clip(action))  # type: ignore[union-attr]
         successor = strong(Start(state.pipeline_state, state.info))
         return successor, state.obs, state.reward, state.done.astype(bool)
 

@@ -65,7 +65,7 @@ def make(name: str, *, env_params: Any = None, **options: Any) -> GymnaxEnv:
     params = params if env_params is None else env_params
     fields = {field.name for field in dataclasses.fields(params)}
     check_options(env_id, options, constructor | fields | {"env_params"})
-    params = params.replace(**{k: v for k, v in options.items() if k in fields})
+    params = params.replace(**{k: _typed_like(getattr(params, k), v) for k, v in options.items() if k in fields})
     return GymnaxEnv(env, params, env_id, binary_obs=name.endswith("-MinAtar"))
 
 
@@ -143,6 +143,11 @@ class GymnaxEnv:
 def _constructor_options(env: Any) -> set[str]:
     init = type(env).__init__
     return set() if init is object.__init__ else set(inspect.signature(init).parameters) - {"self", "args", "kwargs"}
+
+
+def _typed_like(default: Any, value: Any) -> Any:
+    """A whole number for a field that holds a float becomes one: some environments select between the two types."""
+    return float(value) if isinstance(default, float) and isinstance(value, int) else value
 
 
 def _action_space(env_id: str, space: Any) -> Discrete | Box:
