@@ -92,7 +92,7 @@ def _tabulated(apply: Callable[[Array], Any], spec: EnvSpec) -> Callable[[Array]
     """`apply` itself, or a look-up in its values on every row of the environment's table."""
     if spec.obs_table is None:
         return apply
-    rows = apply(jnp.asarray(spec.obs_table))
+    rows = apply(spec.obs_table)  # as a NumPy constant: a torso may use that these are all there is
     return lambda index: jax.tree.map(lambda x: x[index], rows)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from nextpolicy.types import Array
 
@@ -34,26 +35,13 @@ class MLP(nn.Module):
         return x
 
 
-class PatchConv(nn.Module):
-    """A 3x3 convolution without padding, as nine shifted views and one matmul.
-
-    For images of a dozen pixels a side this is several times faster than XLA's convolution on a CPU, and under
-    a population axis it stays one batched matmul on an accelerator.
-    """
-
-    channels: int
-    dtype: Any = jnp.float32
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        height, width = x.shape[-3] - 2, x.shape[-2] - 2
-        views = [x[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3)]
-        patches = jnp.concatenate(views, axis=-1)
-        return nn.Dense(self.channels, kernel_init=nn.initializers.he_normal(), dtype=self.dtype)(patches)
-
-
 class SmallCNN(nn.Module):
-    """For images of a dozen pixels: conv 16 of 3x3 without padding, then dense layers; LayerNorm after each."""
+    """For images of a dozen pixels: a 3x3 convolution to 16 channels without padding, then dense layers.
+
+    The convolution is nine shifted views and one matmul: for such small images that is faster than XLA's on a CPU, and
+    under a population axis it stays one batched matmul. A NumPy constant instead of a traced array stands for all
+    the images there are, and then patches that many images share are read once.
+    """
 
     hidden: Sequence[int]
     activation: str = "relu"
@@ -64,11 +52,55 @@ class SmallCNN(nn.Module):
     def __call__(self, obs: Array) -> Array:
         norm = (lambda x: nn.LayerNorm(dtype=self.dtype)(x)) if self.layer_norm else (lambda x: x)
         act = ACTIVATIONS[self.activation]
-        x = act(norm(PatchConv(16, dtype=self.dtype)(obs.astype(self.dtype))))
+        patches = patches_3x3(obs)
+        rows, spread = distinct_patches(patches) if isinstance(patches, np.ndarray) else (patches, lambda x: x)
+        conv = nn.Dense(16, kernel_init=nn.initializers.he_normal(), dtype=self.dtype)
+        x = spread(act(norm(conv(jnp.asarray(rows, self.dtype)))))
         x = x.reshape((*x.shape[:-3], -1))
         for width in self.hidden:
             x = act(norm(nn.Dense(width, kernel_init=_WIDE, dtype=self.dtype)(x)))
         return x
+
+
+def patches_3x3(images: Any) -> Any:
+    """[..., H, W, C] to [..., H-2, W-2, 9C]: the window around each inner pixel, row by row; NumPy stays NumPy."""
+    height, width = images.shape[-3] - 2, images.shape[-2] - 2
+    views = [images[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3)]
+    return np.concatenate(views, -1) if isinstance(images, np.ndarray) else jnp.concatenate(views, -1)
+
+
+def distinct_patches(patches: np.ndarray) -> tuple[np.ndarray, Callable[[Array], Array]]:
+    """The patches [S, H, W, F] worth computing features of, and how those features lie in the S images.
+
+    At each pixel one patch is the usual one, and few images differ from it there (an agent is near). The rows are the
+    usual patches, then the others; `spread` maps their features [rows, C] to [S, H, W, C]. Its backward pass is a sum
+    and a gather, where that of a plain gather would be a scatter-add over all S * H * W patches.
+    """
+    images, height, width, size = patches.shape
+    flat = patches.reshape(images, height * width, size)
+    usual = np.stack([_most_common(flat[:, p]) for p in range(height * width)])
+    image, pixel = np.nonzero((flat != usual[None]).any(-1))
+    rows = np.concatenate([usual, flat[image, pixel]])
+    common = np.ones((images, height * width, 1), np.float32)
+    common[image, pixel] = 0.0
+
+    @jax.custom_vjp
+    def spread(features: Array) -> Array:
+        base = jnp.broadcast_to(features[None, : height * width], (images, height * width, features.shape[-1]))
+        whole = base.at[image, pixel].set(features[height * width :], unique_indices=True)
+        return whole.reshape(images, height, width, -1)
+
+    def backward(_: None, gradient: Array) -> tuple[Array]:
+        gradient = gradient.reshape(images, height * width, -1)
+        return (jnp.concatenate([jnp.sum(gradient * common, axis=0), gradient[image, pixel]]),)
+
+    spread.defvjp(lambda features: (spread(features), None), backward)
+    return rows, spread
+
+
+def _most_common(rows: np.ndarray) -> np.ndarray:
+    values, counts = np.unique(rows, axis=0, return_counts=True)
+    return values[np.argmax(counts)]
 
 
 class ResidualBlock(nn.Module):

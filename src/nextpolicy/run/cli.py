@@ -106,7 +106,7 @@ def _train_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="nextpolicy train",
         description="Train a population: algorithms x swept values x seeds of one environment, as one program.",
-        epilog="Every field below starts from the preset; `paper` is the default where the paper treats the environment.",
+        epilog="Fields start from the preset; `paper` is the default where the paper treats the environment.",
         allow_abbrev=False,
     )
     parser.add_argument("env", help=FIELDS["env"].help)
