@@ -55,14 +55,18 @@ def start_number(obs):
 
 def starts_used(env, finish, key=0):
     """Start numbers at reset [N], and [T, N] after each step of `finish` [T, N] bool (NaN where none was taken)."""
-    state, obs = env.reset(jax.random.key(key), finish.shape[1])
 
-    def step(state, inputs):
-        t, ends = inputs
-        key_step = jax.random.fold_in(jax.random.key(key + 1), t)
-        return env.step(key_step, state, jnp.where(ends, 1.0, -1.0)[:, None])
+    @jax.jit
+    def run(finish):
+        def step(state, inputs):
+            t, ends = inputs
+            key_step = jax.random.fold_in(jax.random.key(key + 1), t)
+            return env.step(key_step, state, jnp.where(ends, 1.0, -1.0)[:, None])
 
-    _, out = jax.jit(lambda state, xs: jax.lax.scan(step, state, xs))(state, (jnp.arange(len(finish)), finish))
+        state, obs = env.reset(jax.random.key(key), finish.shape[1])
+        return obs, jax.lax.scan(step, state, (jnp.arange(len(finish)), finish))[1]
+
+    obs, out = run(jnp.asarray(finish))
     return start_number(obs), np.where(out.terminated | out.truncated, start_number(out.obs), np.nan)
 
 
@@ -126,9 +130,10 @@ def test_members_of_a_population_move_their_own_rings():
 
 def test_restarted_environment_is_whole_and_keeps_its_true_successor():
     env = on_demand(limit=3)
-    state, first = env.reset(jax.random.key(0), 2)
+    state, first = jax.jit(env.reset, static_argnums=1)(jax.random.key(0), 2)
+    take_step = jax.jit(env.step)
     for t in range(3):
-        state, step = env.step(jax.random.key(t), state, -jnp.ones((2, 1)))
+        state, step = take_step(jax.random.key(t), state, -jnp.ones((2, 1)))
     assert step.truncated.all()
     np.testing.assert_array_equal(step.next_obs, first.at[:, 2].set(3.0))
     np.testing.assert_array_equal(step.obs[:, 2], 0.0)
@@ -141,8 +146,8 @@ def test_restarted_environment_is_whole_and_keeps_its_true_successor():
 
 def test_termination_at_the_limit_is_not_truncation():
     env = on_demand(limit=1)
-    state, _ = env.reset(jax.random.key(0), 2)
-    _, step = env.step(jax.random.key(1), state, jnp.array([[1.0], [-1.0]]))
+    state, _ = jax.jit(env.reset, static_argnums=1)(jax.random.key(0), 2)
+    _, step = jax.jit(env.step)(jax.random.key(1), state, jnp.array([[1.0], [-1.0]]))
     assert step.terminated.tolist() == [True, False]
     assert step.truncated.tolist() == [False, True]
 
@@ -150,14 +155,14 @@ def test_termination_at_the_limit_is_not_truncation():
 @pytest.mark.parametrize("at_reset", [True, False])
 def test_desynchronised_clocks_run_out_at_different_steps(at_reset):
     env = on_demand(limit=20, random_start=at_reset)
-    state, _ = env.reset(jax.random.key(0), 400)
+    state, _ = jax.jit(env.reset, static_argnums=1)(jax.random.key(0), 400)
     if not at_reset:
         assert (state.age == 0).all()
         state = env.desynchronise(jax.random.key(1), state)
     age = np.asarray(state.age)
     assert age.dtype == np.int32
     assert set(age) == set(range(20))
-    _, step = env.step(jax.random.key(2), state, -jnp.ones((400, 1)))
+    _, step = jax.jit(env.step)(jax.random.key(2), state, -jnp.ones((400, 1)))
     np.testing.assert_array_equal(step.truncated, age == 19)
 
 

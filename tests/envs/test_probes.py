@@ -13,7 +13,7 @@ from nextpolicy.envs import build, probes
 def run(env_id, action, steps=1, num_envs=64, **options):
     env = build.make(env_id, **options)
     key = jax.random.key(0)
-    state, obs = env.reset(jax.random.fold_in(key, 0), num_envs)
+    state, obs = jax.jit(env.reset, static_argnums=1)(jax.random.fold_in(key, 0), num_envs)
     shown, out = [np.asarray(obs)], []
     step = jax.jit(env.step)
     for t in range(steps):

@@ -157,7 +157,7 @@ class BraxEnv:
 
     def __init__(self, env: Any, env_id: str, episode_length: int, *, cached: bool, random_start: bool):
         self.env = env
-        self._cached, self._random_start = cached, random_start
+        self._cached, self._random_start, self._episode_length = cached, random_start, episode_length
         obs = jax.eval_shape(self._start_one, jax.random.key(0))[1]
         self.spec = EnvSpec(
             id=env_id,
@@ -201,13 +201,12 @@ class BraxEnv:
 
         Only the clock moves: the physical states are untouched, and grow into their ages over the next episode.
         """
-        assert self.spec.time_limit is not None
-        return state._replace(age=jax.random.randint(key, state.age.shape, 0, self.spec.time_limit, jnp.int32))
+        return state._replace(age=jax.random.randint(key, state.age.shape, 0, self._episode_length, jnp.int32))
 
     def step(self, key: Array, state: BraxState, action: Array) -> tuple[BraxState, EnvStep]:
         current, next_obs, reward, terminated = jax.vmap(self._step_one)(state.current, action)
         age = state.age + 1
-        truncated = (age >= self.spec.time_limit) & ~terminated
+        truncated = (age >= self._episode_length) & ~terminated
         done = terminated | truncated
         restart, restart_obs, state = self._restarts(key, state, done)
         step = EnvStep(

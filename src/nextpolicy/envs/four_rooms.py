@@ -50,6 +50,7 @@ class FourRooms:
             time_limit=time_limit,
             obs_table=table,
         )
+        self._time_limit = time_limit
         self._start = exact.state_index(*start, name="start")
         self._goal = exact.state_index(*goal, name="goal")
         self._successor, self._cdf = _inverse_cdf(self.mdp.P)
@@ -69,7 +70,7 @@ class FourRooms:
         position = jnp.asarray(self._successor)[state.position, action, branch]
         terminated = position == self._goal
         successor = FourRoomsState(position=position, age=state.age + 1)
-        truncated = successor.age >= self.spec.time_limit
+        truncated = successor.age >= self._time_limit
         reward = terminated.astype(jnp.float32)
         return auto_reset(key_reset, self._reset_one, successor, position, reward, terminated, truncated)
 
