@@ -125,10 +125,16 @@ def exact_k(k: int, decay_fraction: Fraction, progress: Fraction) -> int:
     return math.ceil(1 + (k - 1) * max(Fraction(0), 1 - progress / decay_fraction))
 
 
-@pytest.mark.parametrize("rounds", [20, 195, 610, 1220, 2441, 6103])
+@pytest.mark.parametrize("rounds", [20, 40, 195, 1220, 2441, 6103, 24414])
 @pytest.mark.parametrize(
     ("k_min", "k_max", "decay_fraction"),
-    [(9, 33, Fraction(1, 5)), (2, 8, Fraction(1, 20)), (4, 33, Fraction(1)), (1, 1, Fraction(1, 5))],
+    [
+        (9, 33, Fraction(1, 5)),
+        (2, 8, Fraction(1, 20)),
+        (4, 33, Fraction(1)),
+        (9, 33, Fraction(3, 10)),
+        (1, 1, Fraction(1, 5)),
+    ],
 )
 def test_decay_equals_exact_fractions_in_every_round(rounds, k_min, k_max, decay_fraction):
     params = GateParams.dynamic(0.1, k_min, k_max, float(decay_fraction), decay_k_max=True)

@@ -20,8 +20,9 @@ from nextpolicy.types import Array
 
 Number = float | Array
 
-# ceil() of a float32 that should be a whole number must not be pushed up by its last bit.
-_ROUNDING = 1e-4
+# ceil() of a float32 that should be a whole number must not be pushed up by its last bits; and k_min(p) comes as
+# close as 1 / rounds to a whole number without being one, so this must stay far below that.
+_ROUNDING = 1e-5
 
 
 @jax.tree_util.register_dataclass
