@@ -30,7 +30,8 @@ MAY_IMPORT = {
     "train": _TRAINING,
     "report": _SETTINGS,
     "studies": _TRAINING | {"tabular", "run", "report"},
-    "run": _TRAINING | {"tabular", "report", "studies"},
+    "bench": _TRAINING | {"tabular", "run", "report"},
+    "run": _TRAINING | {"tabular", "report", "studies", "bench"},
     "__main__": {"run"},
     "__init__": _TRAINING | {"tabular", "run", "report", "studies"},
 }
