@@ -1,0 +1,219 @@
+"""What a round of training on Four Rooms did, exactly: everything the paper's theory speaks of, in float64.
+
+Round k collects data with beta_k, evaluates the frozen target pi_k, and ends with the critic v_k, the behavioural
+policy beta_{k+1} and the target pi_{k+1} (beta_{k+1} where the gate opened, else pi_k). The row of round k holds
+what can be said once it is over. Training hands out tables of all 104 observations (`observe`); the rest is NumPy.
+
+Two conventions keep the goal, which is terminal and where nothing is learned, from blurring the numbers: the critic
+counts as 0 there, and every policy as uniform.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nextpolicy.tabular import four_rooms, solve, theory
+from nextpolicy.tabular.mdp import FloatArray, TabularMDP
+from nextpolicy.train.device_loop import member_init
+from nextpolicy.train.state import Hypers, LearnerState, Setup
+from nextpolicy.types import Array
+
+ROOMS = ("top_left", "top_right", "bottom_left", "bottom_right")
+DOORWAY = four_rooms.state_index(*four_rooms.DOORWAYS["left"])
+
+
+class Tables(NamedTuple):
+    """Policies and critic on every observation; in a block of training each has leading axes [members, rounds]."""
+
+    behaviour: Array  # [..., 104, 4] log-probabilities
+    target: Array  # [..., 104, 4] log-probabilities
+    value: Array  # [..., 104]
+
+
+class Trajectory(NamedTuple):
+    """The tables of a whole training of M members and K rounds, the start included."""
+
+    behaviour: FloatArray  # [M, K + 1, 104, 4] probabilities of beta_k
+    target: FloatArray  # [M, K + 1, 104, 4] probabilities of pi_k
+    value: FloatArray  # [M, K + 1, 104]: index k + 1 is v_k, the critic after round k; index 0 the untrained one
+    accepted: np.ndarray  # [M, K] bool
+
+    def member(self, index: int) -> Trajectory:
+        """One member, without the leading axis."""
+        return Trajectory(*(x[index] for x in self))
+
+
+def observe(setup: Setup, state: LearnerState) -> Tables:
+    """The hook training calls after every round of every member."""
+    agent = state.agent
+    rows = jnp.arange(len(four_rooms.cells))
+    return Tables(
+        behaviour=setup.networks.policy(agent.behaviour)(rows).logits,
+        target=setup.networks.policy(agent.target)(rows).logits,
+        value=setup.networks.value(agent.params, agent.obs_stats)(rows),
+    )
+
+
+def observe_start(setup: Setup, hypers: Hypers, seeds: np.ndarray) -> Tables:
+    """The same before the first round, leaves [M, ...]. `hypers` has leaves [M]."""
+
+    def one(arguments: tuple[Hypers, Array]) -> Tables:
+        return observe(setup, member_init(setup, *arguments))
+
+    return jax.tree.map(np.asarray, jax.jit(lambda args: jax.lax.map(one, args))((hypers, jnp.asarray(seeds))))
+
+
+def trajectory(start: Tables, rounds: Tables, accepted: np.ndarray) -> Trajectory:
+    """Join the start [M, ...] and the rounds [M, K, ...]."""
+    join = lambda a, b: np.concatenate([np.asarray(a)[:, None], np.asarray(b)], axis=1).astype(np.float64)  # noqa: E731
+    goal = four_rooms.state_index(*four_rooms.GOAL)
+    value = join(start.value, rounds.value)
+    value[..., goal] = 0.0
+    return Trajectory(
+        behaviour=_probabilities(join(start.behaviour, rounds.behaviour), goal),
+        target=_probabilities(join(start.target, rounds.target), goal),
+        value=value,
+        accepted=np.asarray(accepted, bool),
+    )
+
+
+def _probabilities(logits: FloatArray, goal: int) -> FloatArray:
+    weight = np.exp(logits - logits.max(-1, keepdims=True))
+    weight[..., goal, :] = 1.0
+    return np.asarray(weight / weight.sum(-1, keepdims=True))
+
+
+def quantities(mdp: TabularMDP, run: Trajectory) -> dict[str, np.ndarray]:
+    """Every exact quantity of every round, arrays [M, K]; `COLUMNS` says what each one is."""
+    # NumPy's solvers let go of the interpreter, so members run side by side.
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        members = list(pool.map(partial(_member_quantities, mdp), map(run.member, range(len(run.behaviour)))))
+    return {name: np.stack([one[name] for one in members]) for name in members[0]}
+
+
+def _member_quantities(mdp: TabularMDP, run: Trajectory) -> dict[str, np.ndarray]:
+    pi, beta, beta_next = run.target[:-1], run.behaviour[:-1], run.behaviour[1:]
+    V_behaviour, V_target = solve.state_value(mdp, run.behaviour), solve.state_value(mdp, run.target)
+    value = run.value[1:]
+    certificate = theory.certificate(mdp, pi, beta, beta_next, solve.backup(mdp, value))
+    visited = solve.visitation(mdp, run.behaviour)
+    alive = _alive(mdp, visited)
+    data, following = alive[:-1].sum(-1), alive[1:].sum(-1)
+    error = value - V_target[:-1]
+    moved = theory.total_variation(beta, beta_next)
+    return {
+        "value_behaviour": V_behaviour[1:] @ mdp.start,
+        "value_target": V_target[1:] @ mdp.start,
+        "msve_train": (visited[:-1].sum(-1) * error**2).sum(-1),
+        "msve_next": (visited[1:].sum(-1) * error**2).sum(-1),
+        "msve_train_alive": (data * error**2).sum(-1),
+        "msve_next_alive": (following * error**2).sum(-1),
+        "epsilon_train": certificate.error,
+        "epsilon_next": certificate.next_error,
+        "tv_visitation": certificate.npa_distance,
+        "tv_visitation_alive": theory.total_variation(alive[:-1], alive[1:], axis=(-2, -1)),
+        "tv_policy_max": moved.max(-1),
+        "tv_policy_mean": (data * moved).sum(-1),
+        "exact_kl_target": (data * _kl(pi, run.target[1:])).sum(-1),
+        "exact_kl_behaviour": (data * _kl(beta, beta_next)).sum(-1),
+        "exact_kl_drift": (data * _kl(pi, beta)).sum(-1),
+        **_certificate_columns(certificate),
+        **_room_columns(mdp, error, V_behaviour[1:], V_target[1:]),
+        **_route_columns(mdp, run.behaviour[1:]),
+    }
+
+
+def _certificate_columns(certificate: theory.Certificate) -> dict[str, np.ndarray]:
+    return {
+        "bound": certificate.bound,
+        "npa_bound": certificate.npa_bound,
+        "improvement": certificate.improvement,
+        "holds": certificate.holds,
+        "vacuous": certificate.vacuous,
+        "npa_vacuous": certificate.npa_bound <= 0.0,
+        "theorem1_vacuous": certificate.lower <= 0.0,
+        "assumptions_met": certificate.assumptions_met,
+        "expected_advantage": certificate.expected_advantage,
+        "largest_error": certificate.largest_error,
+        "delta": certificate.delta,
+        "theorem1_lower": certificate.lower,
+        "theorem1_upper": certificate.upper,
+    }
+
+
+def _room_columns(
+    mdp: TabularMDP, error: FloatArray, V_behaviour: FloatArray, V_target: FloatArray
+) -> dict[str, np.ndarray]:
+    """Means over the free cells of each room (doorways and the goal belong to none)."""
+    best = solve.optimal(mdp).V
+    columns = {}
+    for number, room in enumerate(ROOMS):
+        cells = (four_rooms.room_of == number) & ~mdp.terminal
+        columns[f"value_error_{room}"] = np.abs(error[:, cells]).mean(-1)
+        columns[f"value_bias_{room}"] = error[:, cells].mean(-1)
+        columns[f"gap_{room}"] = (best - V_behaviour)[:, cells].mean(-1)
+        columns[f"gap_target_{room}"] = (best - V_target)[:, cells].mean(-1)
+    return columns
+
+
+def _route_columns(mdp: TabularMDP, behaviour: FloatArray) -> dict[str, np.ndarray]:
+    chance = four_rooms.top_route_probability(mdp, behaviour)
+    start = int(np.argmax(mdp.start))
+    return {"top_from_start": chance[:, start], "top_from_doorway": chance[:, DOORWAY]}
+
+
+def _alive(mdp: TabularMDP, visited: FloatArray) -> FloatArray:
+    """Visitations without their terminal part, scaled back to sum to one: where the data of training lie."""
+    kept = np.where(mdp.terminal[:, None], 0.0, visited)
+    return np.asarray(kept / kept.sum((-2, -1), keepdims=True))
+
+
+def _kl(p: FloatArray, q: FloatArray) -> FloatArray:
+    """KL(p || q) over the last axis; an action of probability 0 adds nothing."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.where(p > 0, p * (np.log(p) - np.log(q)), 0.0).sum(-1))
+
+
+COLUMNS: dict[str, str] = {
+    "value_behaviour": "V(s0) of beta_{k+1}, the behavioural policy after the round",
+    "value_target": "V(s0) of pi_{k+1}, the target policy after the round",
+    "msve_train": "mean over d^{beta_k} of (V^{pi_k} - v_k)^2",
+    "msve_next": "mean over d^{beta_{k+1}} of (V^{pi_k} - v_k)^2: the next-policy-weighted squared value error",
+    "msve_train_alive": "msve_train over the non-terminal part of the visitation, renormalised",
+    "msve_next_alive": "msve_next over the non-terminal part of the visitation, renormalised",
+    "epsilon_train": "epsilon(d^{beta_k}, q): mean |Q^{pi_k} - q|, q = R + gamma P v_k",
+    "epsilon_next": "epsilon(d^{beta_{k+1}}, q)",
+    "tv_visitation": "d_TV of the state-action visitations of beta_k and beta_{k+1}, absorbing mass included",
+    "tv_visitation_alive": "the same of their non-terminal parts, renormalised",
+    "tv_policy_max": "largest over states of d_TV(beta_k, beta_{k+1})",
+    "tv_policy_mean": "mean over the non-terminal visitation of beta_k of d_TV(beta_k, beta_{k+1})",
+    "exact_kl_target": "KL(pi_k || pi_{k+1}), mean over the non-terminal visitation of beta_k; 0 when held",
+    "exact_kl_behaviour": "KL(beta_k || beta_{k+1}), the same mean",
+    "exact_kl_drift": "KL(pi_k || beta_k), the same mean",
+    "bound": "certificate: lower bound on V^{beta_{k+1}}(s0) - V^{pi_k}(s0)",
+    "npa_bound": "the corollary's bound, with the true distance of visitations instead of delta",
+    "improvement": "certificate: V^{beta_{k+1}}(s0) - V^{pi_k}(s0), exact",
+    "holds": "certificate: improvement >= bound",
+    "vacuous": "certificate: bound <= 0",
+    "npa_vacuous": "npa_bound <= 0",
+    "theorem1_vacuous": "theorem1_lower <= 0",
+    "assumptions_met": "certificate: |Q^{pi_k} - q| <= 1 / (1 - gamma) everywhere",
+    "expected_advantage": "mean over d^{beta_{k+1}} of q - V^{pi_k}",
+    "largest_error": "max |Q^{pi_k} - q|",
+    "delta": "tv_policy_max / (1 - gamma)",
+    "theorem1_lower": "Theorem 1, lower side",
+    "theorem1_upper": "Theorem 1, upper side",
+    **{f"value_error_{r}": f"mean |v_k - V^{{pi_k}}| over the cells of the {r} room" for r in ROOMS},
+    **{f"value_bias_{r}": f"mean v_k - V^{{pi_k}} over the cells of the {r} room" for r in ROOMS},
+    **{f"gap_{r}": f"mean V* - V^{{beta_{{k+1}}}} over the cells of the {r} room" for r in ROOMS},
+    **{f"gap_target_{r}": f"mean V* - V^{{pi_{{k+1}}}} over the cells of the {r} room" for r in ROOMS},
+    "top_from_start": "chance that beta_{k+1} first enters the goal's room from the top-right one, from the start",
+    "top_from_doorway": "the same from the doorway into the bottom-left room, (6, 2)",
+}
