@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from nextpolicy.train.rollout import collect, init_workers, warm_up
+from nextpolicy.train.rollout import collect, init_workers
 from nextpolicy.train.state import Hypers, LearnerState, Setup, init_agent
-from nextpolicy.train.update import Metrics, _shard_key, learn_round
+from nextpolicy.train.update import Metrics, _shard_key, learn_nothing, learn_round
 from nextpolicy.types import Array, PyTree
 
 Observer = Callable[[Setup, LearnerState], PyTree]
@@ -23,9 +23,9 @@ Observer = Callable[[Setup, LearnerState], PyTree]
 class Program(NamedTuple):
     """A population's two compiled functions.
 
-    `init(seeds [M])` gives the state with leaves [M, ...]. `block(state, rounds)` does up to `capacity` rounds and
-    gives (state, metrics [M, capacity], observed); its buffers are donated, and `rounds` is data, so that no block
-    length costs a compilation and how training is cut into blocks cannot change its result.
+    `init(seeds [M])` gives the state with leaves [M, ...], warmed up. `block(state, rounds)` does up to `capacity`
+    rounds and gives (state, metrics [M, capacity], observed); its buffers are donated, and `rounds` is data, so that no
+    block length costs a compilation and how training is cut into blocks cannot change its result.
     """
 
     init: Callable[[Array], LearnerState]
@@ -35,30 +35,47 @@ class Program(NamedTuple):
 
 
 def member_init(setup: Setup, hypers: Hypers, seed: Array) -> LearnerState:
-    """One member at its start."""
-    key_agent, key_envs, key_warm = jax.random.split(jax.random.key(seed), 3)
-    state = LearnerState(init_agent(setup, key_agent), init_workers(setup, _shard_key(setup, key_envs)))
-    if setup.config.environment.warmup_steps:
-        state = warm_up(setup, hypers, state, _shard_key(setup, key_warm))
-    return state
+    """One member at its start, before any warm-up."""
+    key_agent, key_envs, key_spread = jax.random.split(jax.random.key(seed), 3)
+    workers = init_workers(setup, _shard_key(setup, key_envs))
+    desynchronise = getattr(setup.env, "desynchronise", None)
+    if setup.config.environment.warmup_steps and desynchronise is not None:
+        spread = desynchronise(_shard_key(setup, key_spread), workers.env_state)
+        workers = workers._replace(env_state=spread)
+    return LearnerState(init_agent(setup, key_agent), workers)
 
 
-def member_round(setup: Setup, hypers: Hypers, state: LearnerState) -> tuple[LearnerState, Metrics]:
-    """One round of one member: collect, learn."""
+def member_round(
+    setup: Setup, hypers: Hypers, state: LearnerState, warming: Array | None = None
+) -> tuple[LearnerState, Metrics]:
+    """One round of one member: collect, learn; or, while `warming`, collect at random and only fill the statistics."""
     agent, workers = state
     key_next, key_collect = jax.random.split(agent.key)
-    workers, rollout, episodes = collect(setup, hypers, agent, workers, _shard_key(setup, key_collect))
-    agent, metrics = learn_round(setup, hypers, agent._replace(key=key_next), rollout, episodes)
+    agent = agent._replace(key=key_next)
+    workers, rollout, episodes = collect(setup, hypers, agent, workers, _shard_key(setup, key_collect), warming)
+    learn = partial(learn_round, setup, hypers)
+    if warming is None:
+        agent, metrics = learn(agent, rollout, episodes)
+        return LearnerState(agent, workers), metrics
+    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(learn, agent, rollout, episodes)[1])
+    warm = lambda *data: (learn_nothing(setup, *data), empty)  # noqa: E731
+    agent, metrics = jax.lax.cond(warming, warm, learn, agent, rollout, episodes)
     return LearnerState(agent, workers), metrics
 
 
 def member_block(
-    setup: Setup, observer: Observer | None, capacity: int, rounds: Array, hypers: Hypers, state: LearnerState
+    setup: Setup,
+    observer: Observer | None,
+    capacity: int,
+    rounds: Array,
+    warming: Array | None,
+    hypers: Hypers,
+    state: LearnerState,
 ) -> tuple[LearnerState, Metrics, PyTree]:
     """`rounds` rounds of one member; row i of each output belongs to the i-th of them."""
 
     def one_round(state: LearnerState) -> tuple[LearnerState, tuple[Metrics, PyTree]]:
-        state, metrics = member_round(setup, hypers, state)
+        state, metrics = member_round(setup, hypers, state, warming)
         return state, (metrics, None if observer is None else observer(setup, state))
 
     def body(i: Array, carry: tuple[LearnerState, PyTree]) -> tuple[LearnerState, PyTree]:
@@ -112,19 +129,29 @@ def build_program(
     def init(hypers: Hypers, seeds: Array) -> LearnerState:
         return over_members(mode, partial(member_init, setup), hypers, seeds)
 
-    def block(hypers: Hypers, state: LearnerState, rounds: Array) -> tuple[LearnerState, Metrics, PyTree]:
-        return over_members(mode, partial(member_block, setup, observer, capacity, rounds), hypers, state)
+    # Warm-up rounds go through the same compiled block: an environment's step can take longer to compile than to run.
+    warm_rounds = -(-setup.config.environment.warmup_steps // setup.config.ppo.rollout_length)
+
+    def block(hypers: Hypers, state: LearnerState, rounds: Array, warming: Array) -> Any:
+        flag = warming if warm_rounds else None
+        return over_members(mode, partial(member_block, setup, observer, capacity, rounds, flag), hypers, state)
 
     spread = partial(jax.shard_map, mesh=mesh, check_vma=False)
     jit_init = jax.jit(spread(init, in_specs=(members, members), out_specs=state_spec))
-    jit_block = jax.jit(
-        spread(block, in_specs=(members, state_spec, replicated), out_specs=(state_spec, members, members)),
-        donate_argnums=1,
-    )
+    in_specs, out_specs = (members, state_spec, replicated, replicated), (state_spec, members, members)
+    jit_block = jax.jit(spread(block, in_specs=in_specs, out_specs=out_specs), donate_argnums=1)
     placed = jax.tree.map(lambda x: jax.device_put(x, NamedSharding(mesh, members)), hypers)
+
+    def start(seeds: Array) -> LearnerState:
+        state = jit_init(placed, jax.device_put(seeds, NamedSharding(mesh, members)))
+        for first in range(0, warm_rounds, capacity):
+            rounds = np.int32(min(capacity, warm_rounds - first))
+            state = jit_block(placed, state, rounds, np.bool_(True))[0]
+        return state
+
     return Program(
-        init=lambda seeds: jit_init(placed, jax.device_put(seeds, NamedSharding(mesh, members))),
-        block=lambda state, rounds: jit_block(placed, state, jnp.int32(rounds)),
+        init=start,
+        block=lambda state, rounds: jit_block(placed, state, np.int32(rounds), np.bool_(False)),
         capacity=capacity,
         mesh=mesh,
     )

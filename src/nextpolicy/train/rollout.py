@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from nextpolicy.core import running_stats
-from nextpolicy.envs.base import DeviceEnv, Discrete, EnvSpec
-from nextpolicy.train.state import Agent, Hypers, LearnerState, Setup, Workers
-from nextpolicy.types import Array, EnvStep, PolicySnapshot, Rollout
+from nextpolicy.envs.base import Discrete, EnvSpec
+from nextpolicy.nets.heads import Categorical, DiagonalGaussian
+from nextpolicy.train.state import Agent, Hypers, Setup, Workers
+from nextpolicy.types import Array, EnvStep, Rollout
 
 
 class Episodes(NamedTuple):
@@ -36,10 +37,12 @@ def shape_action(spec: EnvSpec, action: Array) -> Array:
 
 
 def record(workers: Workers, env_state: Any, step: EnvStep, gamma: Array) -> tuple[Workers, Episodes]:
-    """The workers after a step, and what it finished."""
+    """The workers after a step, and what it finished; a step that is not valid belongs to no episode."""
     cut = step.terminated | step.truncated
-    discounted = workers.discounted_return * gamma + step.reward
-    returns, lengths = workers.episode_return + step.reward, workers.episode_length + 1
+    real = jnp.ones_like(cut) if step.valid is None else step.valid
+    reward = jnp.where(real, step.reward, 0.0)
+    discounted = workers.discounted_return * gamma + reward
+    returns, lengths = workers.episode_return + reward, workers.episode_length + real
     after = Workers(
         env_state=env_state,
         obs=step.obs,
@@ -57,18 +60,26 @@ def record(workers: Workers, env_state: Any, step: EnvStep, gamma: Array) -> tup
 
 
 def collect(
-    setup: Setup, hypers: Hypers, agent: Agent, workers: Workers, key: Array
+    setup: Setup, hypers: Hypers, agent: Agent, workers: Workers, key: Array, explore: Array | None = None
 ) -> tuple[Workers, Rollout, Episodes]:
-    """T steps of every environment under the behavioural policy."""
-    env = setup.env
+    """T steps of every environment under the behavioural policy, or at random where `explore` (one bool) holds."""
+    env, length = setup.env, setup.config.ppo.rollout_length
     assert env is not None
     policy = setup.networks.policy(agent.behaviour)
+    key_act, key_env, key_random = jax.random.split(key, 3)
+    # All of the policy's randomness in one piece: inside the loop every kernel costs its launch at every step.
+    noise = action_noise(setup.spec, key_act, (length, setup.local_envs))
+    uniform = None if explore is None else random_actions(setup.spec, key_random, (length, setup.local_envs))
 
-    def one_step(workers: Workers, key: Array) -> tuple[Workers, tuple[Rollout, Episodes]]:
-        key_act, key_env = jax.random.split(key)
+    def one_step(
+        workers: Workers, inputs: tuple[Array, Array, Array | None]
+    ) -> tuple[Workers, tuple[Rollout, Episodes]]:
+        key, noise, uniform = inputs
         dist = policy(workers.obs)
-        action = dist.sample(key_act)
-        env_state, step = env.step(key_env, workers.env_state, shape_action(setup.spec, action))
+        action = dist.perturbed(noise)
+        if explore is not None and uniform is not None:
+            action = jnp.where(explore, uniform, action)
+        env_state, step = env.step(key, workers.env_state, shape_action(setup.spec, action))
         after, episodes = record(workers, env_state, step, hypers.gamma)
         taken = Rollout(
             obs=workers.obs,
@@ -77,53 +88,31 @@ def collect(
             reward=step.reward,
             terminated=step.terminated,
             truncated=step.truncated,
-            behaviour_log_prob=dist.log_prob(action),
+            behaviour_log_prob=step.reward,  # filled in below, for all steps at once
             behaviour_dist=dist,
             valid=step.valid,
         )
         return after, (taken, episodes)
 
-    keys = jax.random.split(key, setup.config.ppo.rollout_length)
-    workers, (rollout, episodes) = jax.lax.scan(one_step, workers, keys)
+    workers, (rollout, episodes) = jax.lax.scan(one_step, workers, (jax.random.split(key_env, length), noise, uniform))
     totals = jax.tree.map(jnp.sum, episodes)._replace(discounted_return=episodes.discounted_return)
-    return workers, rollout, totals
+    log_prob = rollout.behaviour_dist.log_prob(rollout.action)
+    return workers, rollout._replace(behaviour_log_prob=log_prob), totals
 
 
-def random_action(env: DeviceEnv, key: Array, num_envs: int) -> Array:
-    """Uniform actions for N environments."""
-    if isinstance(env.spec.action, Discrete):
-        return jax.random.randint(key, (num_envs,), 0, env.spec.action.n)
-    box = env.spec.action
-    low, high = (jnp.broadcast_to(jnp.asarray(x, jnp.float32), box.shape) for x in (box.low, box.high))
-    unit = jax.random.uniform(key, (num_envs, *box.shape))
-    return low[None] + (high - low)[None] * unit
+def action_noise(spec: EnvSpec, key: Array, lead: tuple[int, ...]) -> Array:
+    """Noise for one action each, with leading axes `lead`."""
+    if isinstance(spec.action, Discrete):
+        return Categorical.noise(key, (*lead, spec.action.n))
+    return DiagonalGaussian.noise(key, (*lead, math.prod(spec.action.shape)))
 
 
-def warm_up(setup: Setup, hypers: Hypers, state: LearnerState, key: Array) -> LearnerState:
-    """Random-action steps that spread the episodes out in time and fill the statistics, before round 0.
-
-    The target is the behavioural policy, so it takes the filled statistics over.
-    """
-    env = setup.env
-    assert env is not None
-    key_spread, key_steps = jax.random.split(key)
-    agent, workers = state
-    if hasattr(env, "desynchronise"):
-        workers = workers._replace(env_state=env.desynchronise(key_spread, workers.env_state))
-
-    def one_step(carry: tuple[Workers, Any, Any], key: Array) -> tuple[tuple[Workers, Any, Any], None]:
-        workers, obs_stats, reward_stats = carry
-        key_act, key_env = jax.random.split(key)
-        env_state, step = env.step(key_env, workers.env_state, random_action(env, key_act, setup.local_envs))
-        if obs_stats is not None:
-            obs_stats = running_stats.update(obs_stats, workers.obs.astype(jnp.float32), axis_name=setup.axis_name)
-        workers, episodes = record(workers, env_state, step, hypers.gamma)
-        if reward_stats is not None:
-            reward_stats = running_stats.update(reward_stats, episodes.discounted_return, axis_name=setup.axis_name)
-        return (workers, obs_stats, reward_stats), None
-
-    keys = jax.random.split(key_steps, setup.config.environment.warmup_steps)
-    carry = (workers, agent.obs_stats, agent.reward_stats)
-    (workers, obs_stats, reward_stats), _ = jax.lax.scan(one_step, carry, keys)
-    target = PolicySnapshot(agent.target.params, obs_stats)
-    return LearnerState(agent._replace(obs_stats=obs_stats, reward_stats=reward_stats, target=target), workers)
+def random_actions(spec: EnvSpec, key: Array, lead: tuple[int, ...]) -> Array:
+    """Uniform actions as a policy gives them, [*lead] or [*lead, A]."""
+    if isinstance(spec.action, Discrete):
+        return jax.random.randint(key, lead, 0, spec.action.n)
+    bounds = (
+        jnp.broadcast_to(jnp.asarray(x, jnp.float32), spec.action.shape) for x in (spec.action.low, spec.action.high)
+    )
+    low, high = (x.reshape((1,) * len(lead) + (-1,)) for x in bounds)
+    return low + (high - low) * jax.random.uniform(key, (*lead, low.shape[-1]))

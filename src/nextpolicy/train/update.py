@@ -23,6 +23,7 @@ def learn_round(
     setup: Setup, hypers: Hypers, agent: Agent, rollout: Rollout, episodes: Episodes
 ) -> tuple[Agent, Metrics]:
     """Evaluate the frozen target, improve the behavioural policy, and ask the gate whether the target may follow."""
+    rollout = without_artefacts(rollout)
     key_next, key_shuffle = jax.random.split(agent.key)
     progress = agent.round / setup.config.num_rounds
     learning_rate = hypers.learning_rate + progress * (hypers.learning_rate_final - hypers.learning_rate)
@@ -56,7 +57,7 @@ def learn_round(
         "explained_variance": _explained_variance(setup, rollout, targets),
         "learning_rate": learning_rate,
         "finite": jnp.isfinite(batch_mean(setup, rollout.reward, rollout.valid))
-        & jnp.isfinite(optax.global_norm(params)),
+        & jnp.isfinite(optax.tree.norm(params)),
     }
     return learned, metrics
 
@@ -105,7 +106,7 @@ def improve(
         params, opt_state = carry
         grads, terms = gradient(params, minibatch.take(samples, index))
         grads, terms = (grads, terms) if setup.axis_name is None else jax.lax.pmean((grads, terms), setup.axis_name)
-        norm = optax.global_norm(grads)
+        norm = optax.tree.norm(grads)
         shrink = jnp.minimum(1.0, hypers.max_grad_norm / jnp.maximum(norm, 1e-12))
         direction, opt_state = optimiser.update(jax.tree.map(lambda g: g * shrink, grads), opt_state, params)
         params = jax.tree.map(lambda p, d: p - learning_rate * d, params, direction)
@@ -121,7 +122,7 @@ def objective(setup: Setup, hypers: Hypers, agent: Agent, params: Params, sample
     value = setup.networks.value(params, agent.obs_stats)(sample.obs)
     log_ratio = dist.log_prob(sample.action) - sample.behaviour_log_prob
     ratio = jnp.exp(log_ratio)
-    mean = lambda x: _weighted_mean(x, sample.valid)  # noqa: E731
+    mean = lambda x: _share_of_mean(setup, x, sample.valid)  # noqa: E731
     surrogate = mean(losses.clipped_surrogate(ratio, sample.advantage, hypers.clip))
     value_loss = mean(losses.clipped_value_loss(value, sample.value, sample.value_target, hypers.value_clip))
     entropy = mean(dist.entropy())
@@ -135,19 +136,40 @@ def objective(setup: Setup, hypers: Hypers, agent: Agent, params: Params, sample
     return -surrogate - hypers.entropy_coef * entropy + hypers.value_coef * value_loss, terms
 
 
+def learn_nothing(setup: Setup, agent: Agent, rollout: Rollout, episodes: Episodes) -> Agent:
+    """A warm-up round: only the statistics move, and the target, which is the behavioural policy, takes them over."""
+    obs_stats, reward_stats = _roll_statistics(setup, agent, without_artefacts(rollout), episodes)
+    target = PolicySnapshot(agent.target.params, obs_stats)
+    return agent._replace(obs_stats=obs_stats, reward_stats=reward_stats, target=target)
+
+
 # Means over the batch, over its valid part, and over the shards of the environment axis.
 
 
-def _weighted_mean(x: Array, valid: Array | None) -> Array:
+def without_artefacts(rollout: Rollout) -> Rollout:
+    """Zeros in place of whatever the steps hold that are not to be learned from.
+
+    A mask on the losses would not do: 0 * NaN is NaN, in a sum, in a trace and in a gradient alike.
+    """
+    if rollout.valid is None:
+        return rollout
+    valid = rollout.valid
+    blank = lambda x: jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, jnp.zeros_like(x))  # noqa: E731
+    return jax.tree.map(blank, rollout._replace(valid=None))._replace(valid=valid)
+
+
+def _share_of_mean(setup: Setup, x: Array, valid: Array | None) -> Array:
+    """The mean over valid samples; of one shard, its share: the mean over shards of these is that over all samples."""
     if valid is None:
         return jnp.mean(x)
-    # A masked entry may be NaN, and NaN * 0 is NaN: take it out before summing.
-    return jnp.sum(jnp.where(valid, x, 0.0)) / jnp.maximum(jnp.sum(valid), 1)
+    count = jnp.sum(valid)
+    count = count if setup.axis_name is None else jax.lax.pmean(count, setup.axis_name)
+    return jnp.sum(jnp.where(valid, x, 0.0)) / jnp.where(count > 0, count, 1)
 
 
 def batch_mean(setup: Setup, x: Array, valid: Array | None) -> Array:
     """Mean over the valid steps of all environments, wherever they are."""
-    mean = _weighted_mean(x, valid)
+    mean = _share_of_mean(setup, x, valid)
     return mean if setup.axis_name is None else jax.lax.pmean(mean, setup.axis_name)
 
 
