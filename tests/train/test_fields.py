@@ -1,0 +1,141 @@
+"""No dead flags: changing any field changes what is learned, or the field is on a list that says why not."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nextpolicy.config import FIELDS, TrainConfig
+from nextpolicy.run.training import make_job
+from nextpolicy.train.device_loop import member_init, member_round
+
+from .helpers import build, differ, fetch, run, tiny
+
+pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse]
+
+ROUNDS = 6
+# Continuous actions, rewards and observations that vary, episodes that are cut: everything has something to act on.
+BASE: dict[str, Any] = {
+    "env": "gymnax/Pendulum-v1",
+    "env_options": {"max_steps_in_episode": 5},
+    "total_env_steps": 32 * ROUNDS,
+    "algo": ("sv-static",),
+    "static_k": 3,
+}
+DYNAMIC: dict[str, Any] = {"algo": ("sv-dynamic",), "delta_v": 0.0, "k_min": 3, "k_max": 6}
+
+# field: (its other value, what must hold beside it for the field to have something to do)
+TRACED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "learning_rate": (2e-2, {}),
+    "learning_rate_final": (5e-3, {}),
+    "gamma": (0.9, {}),
+    "lam": (0.5, {}),
+    "clip": (1e-3, {}),
+    "value_clip": (1e-3, {}),
+    "value_coef": (0.1, {}),
+    "entropy_coef": (0.1, {}),
+    "max_grad_norm": (1e-4, {}),
+    "rho_min": (0.99, {}),
+    "rho_max": (1.0001, {}),
+    "delta_v": (1e9, DYNAMIC),
+    "k_min": (1, {**DYNAMIC, "delta_v": 1e9}),
+    "k_max": (3, DYNAMIC),
+    "decay_fraction": (0.5, {**DYNAMIC, "delta_v": 1e9}),
+    "decay_k_max": (True, {**DYNAMIC, "decay_fraction": 0.9}),
+    "static_k": (2, {}),
+    "algo": (("ppo",), {}),
+}
+FOUR_ROOMS: dict[str, Any] = {"env": "four-rooms", "env_options": {}}
+STATIC: dict[str, tuple[Any, dict[str, Any]]] = {
+    "env": ("gymnax/MountainCarContinuous-v0", {}),
+    "env_options": ({"max_steps_in_episode": 3}, {}),
+    "num_envs": (8, {}),
+    "torso": ("mlp", FOUR_ROOMS),
+    "hidden": ((8, 8), {}),
+    "activation": ("relu", {}),
+    "layer_norm": (True, {}),
+    "shared_torso": (True, {}),
+    "log_std_init": (-1.0, {}),
+    "compute_dtype": ("bfloat16", {}),
+    "rollout_length": (16, {}),
+    "epochs": (1, {}),
+    "minibatch_size": (32, {}),
+    "adam_eps": (1e-2, {}),
+    "advantage_kind": ("next", {}),
+    "advantage_norm": ("standardise", {}),
+    "truncation": ("terminal", {}),
+    "diff_kind": ("network", {**DYNAMIC, "delta_v": 0.05, "k_min": 1}),
+    "normalise_obs": (True, {}),
+    "normalise_reward": (True, {}),
+}
+NOT_HERE = {
+    "policy": "auto is the one distribution an environment takes; any other is refused (tests/run/test_cli.py)",
+    "warmup_steps": "its own test below: the warm-up comes before the rounds",
+}
+
+
+def configuration(**fields: Any) -> TrainConfig:
+    return tiny(**{**BASE, **fields})
+
+
+@functools.cache
+def compiled(config_json: str) -> Any:
+    """hypers -> agent after all rounds; numbers that are traced share one compilation."""
+    setup = make_job(TrainConfig.from_flat(json.loads(config_json))).setup
+
+    def learn(hypers: Any) -> Any:
+        state = member_init(setup, hypers, jnp.uint32(0))
+        return jax.lax.fori_loop(0, ROUNDS, lambda _, s: member_round(setup, hypers, s)[0], state).agent
+
+    # The answer is compared with itself: how fast it comes does not matter, how fast it compiles does.
+    return jax.jit(learn, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def outcome(config: TrainConfig) -> Any:
+    job = make_job(config)
+    hypers = jax.tree.map(lambda x: jnp.asarray(x[0]), job.hypers)
+    static = config.replace(**{name: TrainConfig().value(name) for name in TRACED})
+    agent = fetch(compiled(static.to_json())(hypers))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(agent.params))
+    return agent.params, agent.target.params
+
+
+def test_every_field_is_listed_once() -> None:
+    groups = {"environment", "net", "ppo", "gate"}
+    fields = {name for name, info in FIELDS.items() if info.group in groups}
+    listed = [*TRACED, *STATIC, *NOT_HERE]
+    assert sorted(listed) == sorted(fields)
+    assert {n for n in TRACED if n != "algo"} == {n for n, info in FIELDS.items() if info.traced}
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_traced_field_matters(name: str) -> None:
+    value, beside = TRACED[name]
+    assert differ(outcome(configuration(**beside)), outcome(configuration(**{**beside, name: value})))
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_static_field_matters(name: str) -> None:
+    value, beside = STATIC[name]
+    assert differ(outcome(configuration(**beside)), outcome(configuration(**{**beside, name: value})))
+
+
+def test_a_run_repeats_itself() -> None:
+    """The control: without a change nothing differs."""
+    assert not differ(outcome(configuration()), outcome(configuration()))
+
+
+def test_warm_up_matters() -> None:
+    states = {}
+    for steps in (0, 8):
+        states[steps], _ = run(*build(configuration(warmup_steps=steps, normalise_obs=True)), [1])
+    assert differ(states[0].agent.params, states[8].agent.params)
+    # One round of 32 steps, and 8 steps of 4 environments before it.
+    assert states[0].agent.obs_stats.samples == 32
+    assert states[8].agent.obs_stats.samples == 64
