@@ -1,4 +1,4 @@
-"""Which settings bring out what the source reports on Four Rooms? PPO and dynamic SV-PPO, one setting changed at a time.
+"""Which settings bring out what the source reports on Four Rooms? PPO and dynamic SV-PPO, one change at a time.
 
     python benchmarks/four_rooms_sweep.py [--out results/four-rooms] [--seeds 8] [--rounds 195] [--minutes 0]
 

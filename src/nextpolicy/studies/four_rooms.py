@@ -1,0 +1,206 @@
+"""`nextpolicy study four-rooms`: train PPO and SV-PPO, compute exactly what happened, and report it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from nextpolicy.config import FIELDS, describe
+from nextpolicy.run.folder import RunError, write_whole
+from nextpolicy.studies import four_rooms_exact as exact
+from nextpolicy.studies import four_rooms_study, page
+from nextpolicy.studies import four_rooms_summary as summary
+from nextpolicy.studies.four_rooms_figures import NAMES, all_figures, shown_seed
+from nextpolicy.studies.four_rooms_study import ALGOS, ROUNDS, Study
+from nextpolicy.tabular import four_rooms
+
+# Fields of the configuration that the study itself decides.
+_FIXED = ("env", "env_options", "algo", "total_env_steps", "sweep")
+
+CAPTIONS = {
+    "optimal": "The optimal policy and its discounted state visitation, by policy iteration; tied actions share.",
+    "snapshots": "Two rounds that evaluate the same frozen target: its true value, where the behavioural policy goes, "
+    "what the critic predicts, and the difference (marks give the sign). Values share one colour scale.",
+    "learning-curves": "Exact quantities of every round. Lines are medians over seeds, bands run from the least to the "
+    "most. PPO updates its target every round, so it has no dots. Visitations are without their terminal part.",
+    "bottom-left-room": "The room the source's story is about: how much value the policy loses there, and how often it "
+    "turns back to the top from the doorway into it.",
+    "certificates": "Every bound holds; how far it is from the truth. Medians over seeds.",
+    "examination-ppo": "PPO, round by round, one seed.",
+    "examination-sv-dynamic": "SV-PPO with the dynamic gate, round by round, same seed.",
+    "examination-sv-static": "SV-PPO with the static gate, round by round, same seed.",
+}
+
+
+def main(arguments: Sequence[str], parser_class: type[argparse.ArgumentParser], parse: Callable[..., Any]) -> None:
+    """The command."""
+    options = parse(_parser(parser_class), arguments)
+    fields = {k: v for k, v in vars(options).items() if k in FIELDS}
+    say = (lambda text: None) if options.quiet else (lambda text: print(text, file=sys.stderr, flush=True))
+    started = time.monotonic()
+    if options.resume is not None:
+        if fields or options.noise or options.rounds or options.out:
+            raise RunError("--resume: takes no setting beside it; those of the study are kept")
+        study = four_rooms_study.resume(options.resume, quiet=options.quiet)
+    else:
+        rounds = ROUNDS if options.rounds is None else options.rounds
+        config = four_rooms_study.configuration(options.noise or "fail", rounds, **fields)
+        path = Path("runs") / f"study-four-rooms-{time.strftime('%Y%m%d-%H%M%S')}"
+        seeds = len(config.run.seeds)
+        say(f"four-rooms: {seeds} seeds x {len(ALGOS)} algorithms x {rounds} rounds; compiling first, about 20 s")
+        study = four_rooms_study.run(config, options.out or path, quiet=options.quiet)
+    say(f"four-rooms: trained and computed exactly ({time.monotonic() - started:.0f} s so far); drawing")
+    report = write_report(study, say)
+    for number, line in enumerate(headlines(study), 1):
+        print(f"{number}. {line}")
+    print(f"report: {report}")
+
+
+def _parser(parser_class: type[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    parser = parser_class(
+        prog="nextpolicy study four-rooms",
+        description="Train PPO, static and dynamic SV-PPO on Four Rooms, compute every round exactly, write a report.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--noise", help=f"How moves go wrong: {', '.join(four_rooms.NOISES)}; default fail.")
+    parser.add_argument("--rounds", type=int, help=f"Rounds of training; default {ROUNDS}.")
+    parser.add_argument("--out", help="New folder for the study; default runs/study-four-rooms-<time>.")
+    parser.add_argument("--resume", metavar="DIR", help="Go on with a study that was stopped, or report it again.")
+    parser.add_argument("--quiet", action="store_true", help="No progress.")
+    group = parser.add_argument_group("fields")
+    for name, info in FIELDS.items():
+        if name not in _FIXED:
+            text = f"{info.help} Takes {describe(info)}.".replace("%", "%%")
+            flag = f"--{name.replace('_', '-')}"
+            group.add_argument(flag, dest=name, metavar="VALUE", default=argparse.SUPPRESS, help=text)
+    return parser
+
+
+def headlines(study: Study) -> list[str]:
+    """The five numbers that matter."""
+    rows, rounds = study.rows, study.rounds
+    of = lambda algo, column: summary.of_algo(rows, algo, column)  # noqa: E731
+    finals = ", ".join(f"{NAMES[a]} {np.median(of(a, 'final_value')):.4f}" for a in study.algos)
+    near = ", ".join(f"{int(of(a, 'near_optimal').sum())}" for a in study.algos)
+    seeds = len(study.config.run.seeds)
+    gaps = {a: np.median(of(a, "gap_bottom_left")) for a in study.algos}
+    pairs = summary.median_interval(summary.paired(rows, "gap_bottom_left", "ppo", "sv-dynamic"))
+    held, total = (sum(r[c] for r in rows) for c in ("certificates_held", "certificates"))
+    vacuous = sum(r["certificates_vacuous"] for r in rows)
+    dynamic = of("sv-dynamic", "updates")
+    # A study too short for an accepted update has no ratio to speak of.
+    ratio = of("sv-dynamic", "kl_ratio")
+    ratio = ratio[np.isfinite(ratio)]
+    times = f"{ratio.mean():.1f} times that of a behavioural step" if len(ratio) else "none, no update was accepted"
+    return [
+        f"V*(s0) = {rows[0]['optimal_value']:.4f}; V(s0) after the last round, median: {finals} "
+        f"(within {summary.CLOSE:g} of V* on {near} of {seeds} seeds)",
+        f"target updates in {rounds} rounds, mean: dynamic {dynamic.mean():.1f} (from {dynamic.min():.0f} to "
+        f"{dynamic.max():.0f}), static {of('sv-static', 'updates').mean():.0f}, PPO {of('ppo', 'updates').mean():.0f}",
+        f"bottom-left room, mean V* - V, median: PPO {gaps['ppo']:.4f}, static {gaps['sv-static']:.4f}, dynamic "
+        f"{gaps['sv-dynamic']:.4f}; PPO minus dynamic by seed {pairs}",
+        f"KL of a dynamic target update, mean: {times}",
+        f"certificates that hold: {held} of {total}; vacuous (no improvement promised): {vacuous} of {total}",
+    ]
+
+
+def algorithm_table(study: Study) -> list[dict[str, Any]]:
+    """Median and interval over seeds, a line per quantity and a column per algorithm."""
+    lines = []
+    for column, words in _TABLE.items():
+        cells = {NAMES[a]: summary.median_interval(summary.of_algo(study.rows, a, column)) for a in study.algos}
+        lines.append({"quantity": words, **cells})
+    return lines
+
+
+_TABLE = {
+    "final_value": "V(s0) of the behaviour after the last round",
+    "final_target_value": "V(s0) of the target after the last round",
+    "value_at_60": "V(s0) of the behaviour after 60 rounds",
+    "largest_late_drop": "largest drop of V(s0) after round 60",
+    "updates": "target updates",
+    "first_update": "round of the first target update",
+    "kl_target": "KL of a target update (nats)",
+    "kl_behaviour": "KL of a behavioural step (nats)",
+    "kl_ratio": "their ratio",
+    "gap_bottom_left": "bottom-left room: mean V* - V of the behaviour",
+    "gap_target_bottom_left": "bottom-left room: mean V* - V of the target",
+    "overestimate_bottom_left": "bottom-left room: largest mean overestimate by the critic",
+    "top_from_doorway": "P(top route) from the doorway (6, 2)",
+    "top_from_start": "P(top route) from the start",
+    "msve_next": "next-policy-weighted squared value error, mean over rounds",
+    "tv_visitation": "TV of successive visitations, mean over rounds",
+    "tv_policy_max": "largest TV of successive behavioural policies, mean over rounds",
+}
+
+
+def certificate_table(study: Study) -> list[dict[str, Any]]:
+    """How many certificates there are, hold, and say anything; by algorithm, all rounds and accepted ones."""
+    lines = []
+    for algo in study.algos:
+        accepted = study.column(algo, "accepted").astype(bool)
+        for words, chosen in (("all", np.ones_like(accepted)), ("accepted", accepted), ("held", ~accepted)):
+            count = lambda name, mask=chosen, who=algo: int(study.column(who, name)[mask].sum())  # noqa: E731
+            lines.append(
+                {
+                    "algorithm": NAMES[algo],
+                    "rounds": words,
+                    "certificates": int(chosen.sum()),
+                    "hold": count("holds"),
+                    "assumptions met": count("assumptions_met"),
+                    "SV bound vacuous": count("vacuous"),
+                    "corollary vacuous": count("npa_vacuous"),
+                    "Theorem 1 vacuous": count("theorem1_vacuous"),
+                }
+            )
+    return lines
+
+
+def write_report(study: Study, say: Callable[[str], None]) -> Path:
+    """figures/, tables/ as CSV, and report.html in the study's folder."""
+    out = page.Page("Four Rooms: what Stable-Value PPO does, exactly")
+    config = study.config
+    noise = config.environment.env_options.get("noise", "fail")
+    seeds = len(config.run.seeds)
+    out.text(
+        f"{seeds} seeds, {study.rounds} rounds of {config.batch_size} steps, noise '{noise}', discount "
+        f"{config.ppo.gamma:g}. Single runs are shown for seed {shown_seed(study)}. Values, visitations and bounds are "
+        "exact: linear algebra in double precision on the policies and critics after every round."
+    )
+    out.numbers(headlines(study))
+    for name, draw in all_figures(study).items():
+        say(f"four-rooms: figure {name}")
+        out.figure(page.save_figure(draw(), study.path / "figures", name), CAPTIONS[name])
+    out.heading("By algorithm")
+    out.text("Median over seeds with a 95 % bootstrap interval.")
+    out.table(algorithm_table(study))
+    out.heading("Certificates")
+    out.text(
+        "The certificate of round k is the lower bound of the SV-API theorem on V(s0) of the next behavioural policy "
+        "minus V(s0) of the target, with q = R + gamma P v and delta = max d_TV / (1 - gamma). On accepted rounds it "
+        "certifies the update that was made; on held ones the update that would have been. A vacuous bound is not "
+        "positive: it promises nothing."
+    )
+    out.table(certificate_table(study))
+    out.heading("Every member")
+    out.table([_short(r) for r in study.rows])
+    out.heading("Columns of exact.parquet")
+    out.table([{"column": k, "meaning": v} for k, v in exact.COLUMNS.items()])
+    tables = {"members": study.rows, "algorithms": algorithm_table(study), "certificates": certificate_table(study)}
+    for name, rows in tables.items():
+        write_whole(study.path / f"{name}.csv", pd.DataFrame(rows).to_csv(index=False).encode())
+    target = study.path / "report.html"
+    out.write(target)
+    return target
+
+
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    names = ("algo", "seed", "final_value", "near_optimal", "largest_late_drop", "updates", "first_update", "kl_ratio")
+    return {n: row[n] for n in (*names, "gap_bottom_left", "top_from_doorway", "certificates_held")}

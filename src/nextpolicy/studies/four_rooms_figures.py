@@ -1,0 +1,273 @@
+"""The figures of the Four Rooms study. Each function returns a matplotlib figure; what matters in it has a gid.
+
+gids: `target-updates` (a dot per accepted round of the seed shown), `threshold` (delta_v), `optimal` (V* or what its
+policy does), `median`, `band`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+
+from nextpolicy.studies import four_rooms_exact as exact
+from nextpolicy.studies import maze
+from nextpolicy.studies.four_rooms_study import Study
+from nextpolicy.tabular import four_rooms, solve
+from nextpolicy.tabular.mdp import TabularMDP
+
+# Okabe and Ito's colours; line styles and weights tell them apart without colour.
+STYLE = {
+    "ppo": {"color": "#D55E00", "linestyle": (0, (5, 2)), "linewidth": 1.4},
+    "sv-static": {"color": "#5BA3D0", "linestyle": (0, (1, 1)), "linewidth": 1.6},
+    "sv-dynamic": {"color": "#00477A", "linestyle": "-", "linewidth": 1.8},
+}
+NAMES = {"ppo": "PPO", "sv-static": "SV-PPO, static", "sv-dynamic": "SV-PPO, dynamic"}
+EXAMINED = (10, 30, 50, 60, 80, 90, 100, 194)  # of 195 rounds; the source's story is told at 50 to 100
+
+
+def shown_seed(study: Study) -> int:
+    """The seed pictures of single runs show: that whose number of dynamic target updates is nearest the median."""
+    updates = study.column("sv-dynamic", "accepted").sum(1)
+    return study.config.run.seeds[int(np.argmin(np.abs(updates - np.median(updates))))]
+
+
+def optimal_policy(mdp: TabularMDP) -> Figure:
+    """The optimal policy, and where it goes."""
+    best = solve.optimal(mdp)
+    visited = solve.renormalised_visitation(mdp, best.pi).sum(-1)
+    figure = _figure(8.4, 4.0)
+    left, right = figure.subplots(1, 2)
+    maze.arrows(left, best.pi, "Optimal policy (ties share; arrow length = probability)")
+    image = maze.heat(right, visited, maze.visitation_norm(visited), "Discounted state visitation of it")
+    _bar(figure, image, right, "share of non-terminal time (log scale)")
+    return figure
+
+
+def snapshots(study: Study, seed: int) -> Figure:
+    """Two rounds of dynamic SV-PPO with the same target: the first and the last of its longest hold."""
+    run = study.trajectory.member(study.index("sv-dynamic", seed))
+    rounds = longest_hold(run.accepted)
+    truth = solve.state_value(study.mdp, run.target[rounds[0]])
+    predicted = [run.value[k + 1] for k in rounds]
+    visited = [solve.renormalised_visitation(study.mdp, run.behaviour[k]).sum(-1) for k in rounds]
+    scale = Normalize(min(0.0, *(v.min() for v in predicted)), max(truth.max(), *(v.max() for v in predicted)))
+    limit = _limit([v - truth for v in predicted])
+    figure = _figure(11.5, 5.2)
+    grid = figure.subplots(2, 4)
+    for row, k, v, d in zip(grid, rounds, predicted, visited):
+        row[0].set_ylabel(f"round {k}", fontsize=11)
+        images = [
+            maze.heat(row[0], truth, scale, "true value of the target"),
+            maze.heat(row[1], d, maze.visitation_norm(*visited), f"visitation of the behaviour @ {k}"),
+            maze.heat(row[2], v, scale, f"predicted value after {k}"),
+            maze.signed(row[3], v - truth, limit, "predicted - true"),
+        ]
+    labels = ("V(s)", "share of time (log)", "v(s)", "v(s) - V(s)")
+    for column, (image, label) in enumerate(zip(images, labels)):
+        _bar(figure, image, list(grid[:, column]), label)
+    figure.suptitle(f"SV-PPO (dynamic), seed {seed}: one target, held from round {rounds[0]} to {rounds[1]}")
+    return figure
+
+
+def longest_hold(accepted: np.ndarray) -> tuple[int, int]:
+    """(first, last) round of the longest stretch with one target; the round that replaces it is its last."""
+    ends = [*np.flatnonzero(accepted).tolist()]
+    if not ends or ends[-1] != len(accepted) - 1:
+        ends.append(len(accepted) - 1)
+    starts = [0, *(e + 1 for e in ends[:-1])]
+    return max(zip(starts, ends), key=lambda hold: hold[1] - hold[0])
+
+
+def learning_curves(study: Study, seed: int) -> Figure:
+    """The four panels: value, next-policy-weighted error, shift of the visitation, and what the gate watches."""
+    figure = _figure(10.0, 7.0)
+    value, error, shift, gate = figure.subplots(2, 2).ravel()
+    for axes, name, title, unit in (
+        (value, "value_behaviour", "(a) Value of the sampling policy", "V(s0) (discounted return)"),
+        (error, "msve_next_alive", "(b) Next-policy-weighted squared value error", "mean (V - v)² (return²)"),
+        (shift, "tv_visitation_alive", "(c) Shift of the training distribution", "total variation, μ(k) to μ(k+1)"),
+        (gate, "scaled_diff", "(d) What the gate watches", "diff / scale (share of |y|)"),
+    ):
+        columns = {a: _column(study, a, name) for a in study.algos}
+        _bands(axes, columns, title, unit)
+        _dots(axes, study, seed, columns["sv-dynamic"])
+        if axes is not value:
+            axes.set_yscale("log")
+    best = float(solve.optimal(study.mdp).V @ study.mdp.start)
+    value.axhline(best, color="black", linestyle=":", linewidth=1.0, gid="optimal")
+    value.text(study.rounds - 1, best, "V*", ha="right", va="bottom", fontsize=8)
+    threshold = study.config.gate.delta_v
+    gate.axhline(threshold, color="black", linestyle="--", linewidth=1.2, gid="threshold")
+    gate.text(0, threshold, f"threshold δ = {threshold:g}", ha="left", va="bottom", fontsize=8)
+    value.legend(fontsize=8, loc="lower right", framealpha=0.9)
+    figure.suptitle(
+        _who(study, f"\ndots: target updates of SV-PPO (dynamic), seed {seed}, on its own thin line"), fontsize=11
+    )
+    return figure
+
+
+def _column(study: Study, algo: str, name: str) -> np.ndarray:
+    if name == "scaled_diff":
+        return study.column(algo, "diff") / np.maximum(study.column(algo, "diff_scale"), 1e-12)
+    return study.column(algo, name)
+
+
+def _dots(axes: Axes, study: Study, seed: int, column: np.ndarray) -> None:
+    """The curve of one seed with a dot at every round whose update the gate accepted."""
+    row = study.config.run.seeds.index(seed)
+    accepted = np.flatnonzero(study.column("sv-dynamic", "accepted")[row])
+    axes.plot(np.arange(study.rounds), column[row], color="#00477A", linewidth=0.5, alpha=0.7, gid="shown-seed")
+    dot = {"markerfacecolor": "#F0E442", "markeredgecolor": "black", "markeredgewidth": 0.6, "markersize": 3.6}
+    dot |= {"linestyle": "none", "marker": "o", "label": "target update", "gid": "target-updates"}
+    axes.plot(accepted, column[row][accepted], **dot)
+
+
+def rooms(study: Study) -> Figure:
+    """Where the algorithms differ: the bottom-left room."""
+    figure = _figure(11.5, 3.7)
+    gap, route, pairs = figure.subplots(1, 3, width_ratios=(1.25, 1.25, 1.0))
+    _bands(gap, {a: np.maximum(study.column(a, "gap_bottom_left"), 1e-5) for a in study.algos},
+           "(a) Policy gap in the bottom-left room", "mean V* - V over its cells (return)")  # fmt: skip
+    gap.set_yscale("log")
+    gap.legend(fontsize=8, loc="lower left")
+    _bands(route, {a: study.column(a, "top_from_doorway") for a in study.algos},
+           "(b) Top route from doorway (6, 2)", "probability")  # fmt: skip
+    best = four_rooms.top_route_probability(study.mdp, solve.optimal(study.mdp).pi, exact.DOORWAY)
+    route.axhline(float(best), color="black", linestyle=":", linewidth=1.0, gid="optimal")
+    route.text(0, float(best), f" optimal {float(best):.3f}", va="bottom", fontsize=8)
+    route.set_ylim(-0.03, 1.05)
+    final = {a: np.maximum(study.column(a, "gap_bottom_left")[:, -1], 1e-5) for a in study.algos}
+    low = min(map(np.min, final.values())) <= 1e-5
+    for values in zip(*final.values()):
+        pairs.plot(range(len(values)), values, color="0.6", linewidth=0.8, zorder=1)
+    for place, (algo, values) in enumerate(final.items()):
+        marker = {"ppo": "s", "sv-static": "^", "sv-dynamic": "o"}[algo]
+        colour = STYLE[algo]["color"]
+        pairs.scatter([place] * len(values), values, color=colour, marker=marker, edgecolor="black", s=28, zorder=2)
+        pairs.plot([place - 0.2, place + 0.2], [np.median(values)] * 2, color="black", linewidth=2.0, zorder=3)
+    pairs.set(yscale="log", xlim=(-0.5, len(final) - 0.5), ylabel="mean V* - V over its cells (return)")
+    pairs.set_xticks(range(len(final)), [NAMES[a].replace(", ", "\n") for a in final], fontsize=8)
+    pairs.set_title("(c) After the last round, seed by seed", fontsize=10)
+    figure.suptitle(_who(study, "; gaps below 1e-5 are drawn there" if low else ""), fontsize=11)
+    return figure
+
+
+def certificates(study: Study) -> Figure:
+    """How much of each bound is slack, and the errors they are made of."""
+    figure = _figure(11.5, 3.9)
+    slack, errors, policies = figure.subplots(1, 3)
+    truth = study.column("sv-dynamic", "improvement")
+    for name, label, style in (
+        ("theorem1_lower", "Theorem 1 (error where the next policy goes)", "-"),
+        ("npa_bound", "corollary (error on the data, true shift)", (0, (5, 2))),
+        ("bound", "SV-API theorem (worst-state change of policy)", (0, (1, 1))),
+    ):
+        lost = truth - study.column("sv-dynamic", name)
+        slack.plot(np.median(lost, axis=0), label=label, linestyle=style, color="#00477A")
+    slack.axhline(1.0 / (1.0 - study.mdp.gamma), color="0.5", linewidth=0.8)
+    slack.text(0, 1.0 / (1.0 - study.mdp.gamma), " 1/(1-γ), the most any return can be", fontsize=7, va="bottom")
+    slack.set(yscale="log", xlabel="round k", ylabel="improvement - bound (return)")
+    slack.set_title("(a) Slack of the bounds, SV-PPO (dynamic)", fontsize=10)
+    slack.legend(fontsize=7, loc="center right")
+    for algo in ("ppo", "sv-dynamic"):
+        for name, width, word in (("epsilon_train", 0.8, "on the data"), ("epsilon_next", 2.0, "on the next")):
+            style = {**STYLE[algo], "linewidth": width}
+            errors.plot(np.median(study.column(algo, name), axis=0), label=f"{NAMES[algo]}, {word}", **style)
+    errors.set(yscale="log", xlabel="round k", ylabel="ε = mean |Q - q| (return)")
+    errors.set_title("(b) Critic's error, data against next", fontsize=10)
+    errors.legend(fontsize=7)
+    for algo in ("ppo", "sv-dynamic"):
+        for name, width, word in (("tv_policy_max", 0.8, "largest over states"), ("tv_policy_mean", 2.0, "expected")):
+            style = {**STYLE[algo], "linewidth": width}
+            policies.plot(np.median(study.column(algo, name), axis=0), label=f"{NAMES[algo]}, {word}", **style)
+    policies.set(yscale="log", xlabel="round k", ylabel="total variation, β(k) to β(k+1)")
+    policies.set_title("(c) Step of the behavioural policy", fontsize=10)
+    policies.legend(fontsize=7)
+    figure.suptitle(_who(study), fontsize=11)
+    return figure
+
+
+def examination(study: Study, algo: str, seed: int) -> Figure:
+    """What one run believed and did at several rounds: values, error, visitation, policy."""
+    run = study.trajectory.member(study.index(algo, seed))
+    rounds = examined_rounds(study.rounds)
+    truth = solve.state_value(study.mdp, run.target[list(rounds)])
+    predicted = run.value[[k + 1 for k in rounds]]
+    visited = solve.renormalised_visitation(study.mdp, run.behaviour[[k + 1 for k in rounds]]).sum(-1)
+    scale = Normalize(min(0.0, predicted.min()), max(truth.max(), predicted.max()))
+    limit = _limit(list(predicted - truth))
+    figure = _figure(1.55 * len(rounds) + 1.2, 8.6)
+    grid = figure.subplots(5, len(rounds), squeeze=False)
+    images: list = [None] * 5
+    for i, k in enumerate(rounds):
+        column = grid[:, i]
+        note = " *" if run.accepted[k] and algo != "ppo" else ""
+        images[0] = maze.heat(column[0], truth[i], scale, f"round {k}{note}", marks=False)
+        images[1] = maze.heat(column[1], predicted[i], scale, marks=False)
+        images[2] = maze.signed(column[2], predicted[i] - truth[i], limit, marks=False)
+        images[3] = maze.heat(column[3], visited[i], maze.visitation_norm(visited), marks=False)
+        maze.arrows(column[4], run.behaviour[k + 1], marks=False)
+    names = ("true V\nof the target", "predicted v", "v - V", "visitation of\nthe next behaviour", "next behaviour")
+    units = ("V(s)", "v(s)", "v(s) - V(s)", "share (log)", "")
+    for row, name, image, unit in zip(grid, names, images, units):
+        row[0].set_ylabel(name, fontsize=9)
+        if image is not None:
+            _bar(figure, image, list(row), unit)
+    stars = "; * the target was replaced in this round" if algo != "ppo" else ""
+    figure.suptitle(f"{NAMES[algo]}, seed {seed}: single rounds examined{stars}")
+    return figure
+
+
+def examined_rounds(rounds: int) -> tuple[int, ...]:
+    """The rounds of `EXAMINED`, for a study of another length at the same shares of it."""
+    return tuple(sorted({min(rounds - 1, round(k * rounds / 195)) for k in EXAMINED}))
+
+
+def all_figures(study: Study) -> dict[str, Callable[[], Figure]]:
+    """Every figure by its file name."""
+    seed = shown_seed(study)
+    return {
+        "optimal": lambda: optimal_policy(study.mdp),
+        "snapshots": lambda: snapshots(study, seed),
+        "learning-curves": lambda: learning_curves(study, seed),
+        "bottom-left-room": lambda: rooms(study),
+        "certificates": lambda: certificates(study),
+        "examination-ppo": lambda: examination(study, "ppo", seed),
+        "examination-sv-dynamic": lambda: examination(study, "sv-dynamic", seed),
+        "examination-sv-static": lambda: examination(study, "sv-static", seed),
+    }
+
+
+def _bands(axes: Axes, columns: dict[str, np.ndarray], title: str, unit: str) -> None:
+    """Median over seeds [seeds, K] as a line, all seeds as a band."""
+    for algo, column in columns.items():
+        k = np.arange(column.shape[1])
+        band = axes.fill_between(k, column.min(0), column.max(0), color=STYLE[algo]["color"], alpha=0.18, linewidth=0)
+        band.set_gid("band")
+        axes.plot(k, np.median(column, axis=0), label=NAMES[algo], gid="median", **STYLE[algo])
+    axes.set_title(title, fontsize=10)
+    axes.set(xlabel="round k", ylabel=unit)
+
+
+def _who(study: Study, more: str = "") -> str:
+    seeds = len(study.config.run.seeds)
+    return f"Four Rooms: median of {seeds} seed{'s' if seeds > 1 else ''}, band from least to most{more}"
+
+
+def _limit(errors: list[np.ndarray]) -> float:
+    """A symmetric scale for signed maps."""
+    return max(1e-6, max(float(np.abs(e).max()) for e in errors))
+
+
+def _figure(width: float, height: float) -> Figure:
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _bar(figure: Figure, image: object, axes: object, label: str) -> None:
+    bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.02, shrink=0.9, aspect=30)  # type: ignore[arg-type]
+    bar.set_label(label, fontsize=8)
+    bar.ax.tick_params(labelsize=7)

@@ -1,0 +1,161 @@
+"""Approximate policy iteration with a critic that learns slowly and noisily: Algorithm 1, Algorithm 2 and CPI.
+
+The critic remembers. After a round with n(s, a) = samples mu(s, a) expected visits it moves the share n / (1 + n) of
+the way to Q^pi(s, a) plus normal noise of deviation sigma / sqrt(1 + n): where data are scarce it stays wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from nextpolicy.core import check
+from nextpolicy.core.gate import GateParams
+from nextpolicy.tabular import api, solve
+from nextpolicy.tabular.mdp import FloatArray, TabularMDP
+
+FELL = 1e-6  # a target whose value drops by more than this has lost monotonicity
+
+
+class LearningCritic:
+    """An `api.Evaluate` with a memory: one per run."""
+
+    def __init__(self, sigma: float, samples: float) -> None:
+        check.number("sigma", sigma, 0.0, np.inf)
+        check.number("samples", samples, 0.0, np.inf)
+        self.sigma, self.samples, self.q = sigma, samples, None
+
+    def __call__(self, mdp: TabularMDP, pi: FloatArray, mu: FloatArray, rng: np.random.Generator) -> FloatArray:
+        visits = self.samples * mu
+        noise = self.sigma / np.sqrt(1.0 + visits) * rng.standard_normal(mu.shape)
+        heard = solve.action_value(mdp, pi) + noise
+        known = np.zeros_like(mu) if self.q is None else self.q
+        self.q = known + visits / (1.0 + visits) * (heard - known)
+        return np.asarray(self.q)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the comparison is made."""
+
+    rounds: int = 150
+    repeats: int = 8
+    sigma: float = 0.05
+    samples: float = 1000.0
+    step_size: float = 10.0
+    delta_v: float = 0.1
+    k_min: int = 4
+    k_max: int = 33
+    mixing: float = 0.1  # of the CPI that does not ask its bound
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "repeats"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: got {getattr(self, name)}, takes a whole number of at least 1")
+
+
+def variants(mdp: TabularMDP, settings: Settings) -> dict[str, Callable[[np.random.Generator], api.History]]:
+    """The contestants; each call is one run from the uniform policy."""
+    start = np.full((mdp.states, mdp.actions), 1.0 / mdp.actions)
+    step = api.mirror_descent_step(settings.step_size)
+    gate = GateParams(settings.delta_v, settings.k_min, settings.k_max, 0.0, False)  # type: ignore[arg-type]
+    critic = lambda: LearningCritic(settings.sigma, settings.samples)  # noqa: E731
+    fixed = settings.mixing / (1.0 - mdp.gamma)
+    common = {"rounds": settings.rounds}
+    return {
+        "API, exact critic": lambda rng: api.on_policy_api(mdp, start, api.exact_evaluation, step, rng=rng, **common),
+        "API": lambda rng: api.on_policy_api(mdp, start, critic(), step, rng=rng, **common),
+        "SV-API": lambda rng: api.sv_api(mdp, start, critic(), step, gate, rng=rng, **common),
+        "CPI, step of its bound": lambda rng: api.conservative_policy_iteration(
+            mdp, start, critic(), rng=rng, **common
+        ),
+        f"CPI, mixing {settings.mixing:g}": lambda rng: api.conservative_policy_iteration(
+            mdp, start, critic(), rng=rng, delta=fixed, **common
+        ),
+    }
+
+
+def compare(mdp: TabularMDP, settings: Settings) -> dict[str, list[api.History]]:
+    """Every variant with the same noise seeds."""
+    seeds = range(settings.repeats)
+    return {n: [run(np.random.default_rng(s)) for s in seeds] for n, run in variants(mdp, settings).items()}
+
+
+def falls(history: api.History) -> np.ndarray:
+    """Rounds in which the target's value dropped."""
+    return np.flatnonzero(np.diff(history.target_value) < -FELL)
+
+
+def _certified(history: api.History) -> bool:
+    """Every certificate whose assumption was met holds."""
+    certificates = history.certificates
+    return bool(certificates.holds[certificates.assumptions_met].all())
+
+
+def table(histories: dict[str, list[api.History]]) -> list[dict[str, Any]]:
+    """A line per variant: medians over the repeats."""
+    lines = []
+    for name, runs in histories.items():
+        dropped = [falls(h) for h in runs]
+        first = [float(d[0]) for d in dropped if len(d)]
+        updates = np.mean([h.accepted.sum() for h in runs])
+        rounds = len(runs[0].accepted)
+        lines.append(
+            {
+                "algorithm": name,
+                "V(s0) of the target at the end": float(np.median([h.target_value[-1] for h in runs])),
+                "after a quarter": float(np.median([h.target_value[rounds // 4] for h in runs])),
+                "target updates": float(updates),
+                "updates that lost value": float(np.mean([len(d) for d in dropped])),
+                "share of updates": float(np.mean([len(d) for d in dropped]) / updates) if updates else float("nan"),
+                "first loss in round": float(np.median(first)) if first else float("nan"),
+                "largest loss": float(np.median([max(0.0, -np.diff(h.target_value).min()) for h in runs])),
+                "certificates hold": bool(
+                    all(h.certificates.holds[h.certificates.assumptions_met].all() for h in runs)
+                ),
+            }
+        )
+    return lines
+
+
+_STYLES = (
+    ("#000000", ":", 1.2),
+    ("#D55E00", (0, (5, 2)), 1.5),
+    ("#00477A", "-", 1.8),
+    ("#8A8A8A", (0, (1, 1)), 1.5),
+    ("#009E73", (0, (6, 2, 1, 2)), 1.5),
+)
+
+
+def figure(mdp: TabularMDP, histories: dict[str, list[api.History]]) -> Figure:
+    """Value of the target per round, and the losses of value on the way. gid `falls`: one mark per lost update."""
+    out = Figure(figsize=(10.5, 4.2), layout="constrained")
+    value, loss = out.subplots(1, 2)
+    for place, ((name, runs), (colour, style, width)) in enumerate(zip(histories.items(), _STYLES)):
+        values = np.stack([h.target_value for h in runs])
+        k = np.arange(values.shape[1])
+        value.fill_between(k, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+        value.plot(k, np.median(values, axis=0), color=colour, linestyle=style, linewidth=width, label=name)
+        if name == "SV-API":
+            behaviour = np.median([h.behaviour_value for h in runs], axis=0)
+            value.plot(k, behaviour, color=colour, linewidth=0.7, label="SV-API, behaviour")
+        rounds = np.concatenate([falls(h) for h in runs])
+        sizes = np.concatenate([-np.diff(h.target_value)[falls(h)] for h in runs])
+        marker = "xsov^"[place]
+        loss.plot(rounds, sizes, linestyle="none", marker=marker, markersize=4, color=colour, label=name, alpha=0.7,
+                  markerfacecolor="none", gid="falls")  # fmt: skip
+    best = float(solve.optimal(mdp).V @ mdp.start)
+    value.axhline(best, color="0.4", linewidth=0.8)
+    value.text(0, best, "V*", va="bottom", fontsize=8)
+    value.set(xlabel="round k", ylabel="V(s0) of the target (discounted return)")
+    value.set_title("(a) Value of the target: median, band from least to most", fontsize=10)
+    value.legend(fontsize=8, loc="lower right")
+    loss.set(xlabel="round k", ylabel="value lost by the update (return)", yscale="log", xlim=value.get_xlim())
+    loss.set_title("(b) Updates that made the target worse, all repeats", fontsize=10)
+    loss.legend(fontsize=8, loc="upper right")
+    out.suptitle("Policy iteration on Four Rooms with a slow, noisy critic")
+    return out
