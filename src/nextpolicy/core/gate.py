@@ -8,7 +8,7 @@ Any object with these two functions is a stability criterion (`Criterion`) and m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -25,7 +25,7 @@ Number = float | Array
 _ROUNDING = 1e-5
 
 
-@jax.tree_util.register_dataclass
+@jax.tree_util.register_pytree_with_keys_class
 @dataclass(frozen=True)
 class GateParams:
     """What the gate compares with. Every field may be a Python number, a traced number or a batch.
@@ -50,6 +50,18 @@ class GateParams:
         check.number("decay_fraction", self.decay_fraction, 0.0, 1.0)
         if isinstance(self.k_max, (int, float, np.number)):
             check.number("k_min", self.k_min, 1, self.k_max, rule=": k_min may not exceed k_max")
+
+    def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, Any], ...], None]:
+        """The fields as leaves."""
+        return tuple((jax.tree_util.GetAttrKey(f.name), getattr(self, f.name)) for f in fields(self)), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, leaves: tuple[Any, ...]) -> GateParams:
+        """Not validated: JAX puts axis numbers, shapes and other things where the numbers were."""
+        params = object.__new__(cls)
+        for field, leaf in zip(fields(cls), leaves, strict=True):
+            object.__setattr__(params, field.name, leaf)
+        return params
 
     @classmethod
     def ppo(cls) -> GateParams:

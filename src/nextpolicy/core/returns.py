@@ -106,9 +106,23 @@ def _following(x: Array) -> Array:
 
 
 def _backwards(gain: Array, decay: Array) -> Array:
-    """Solve x_t = gain_t + decay_t x_{t+1} from the last step to the first, with x = 0 after the end."""
+    """Solve x_t = gain_t + decay_t x_{t+1} from the last step to the first, with x = 0 after the end.
+
+    Long rollouts are solved in log2(T) passes over all steps instead of T dependent ones: on an accelerator each of
+    those would cost a kernel launch.
+    """
     gain, decay = jax.lax.stop_gradient((gain, jnp.broadcast_to(decay, gain.shape).astype(gain.dtype)))
+    if gain.shape[0] >= _LONG:
+        return jax.lax.associative_scan(_join, (decay, gain), reverse=True)[1]
     return jax.lax.scan(_step, jnp.zeros(gain.shape[1:], gain.dtype), (gain, decay), reverse=True)[1]
+
+
+_LONG = 32
+
+
+def _join(later: tuple[Array, Array], earlier: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Two stretches of x_t = gain + decay x, the later one first, as one."""
+    return later[0] * earlier[0], earlier[1] + earlier[0] * later[1]
 
 
 # Of the module, not of `_backwards`: outside jit, JAX then compiles the scan once and not at every call.

@@ -7,12 +7,8 @@ restart is ours, so that every adapter restarts alike.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import inspect
 import math
-import sys
-import types
-import urllib.request
 from typing import Any
 
 import jax
@@ -27,23 +23,9 @@ EXCLUDED = {"MNISTBandit-bsuite": "downloads a data set whenever it is made"}
 
 
 def import_gymnax() -> Any:
-    """The gymnax package.
+    """The gymnax package, imported when an environment of it is first asked for."""
+    import gymnax
 
-    Gymnax 1.0.1 imports `six` without asking for it, only to name `urlretrieve` in the loader of a data set that is
-    not offered here. Where `six` is absent, an empty stand-in is present for the length of the import.
-    """
-    stand_ins = ["six", "six.moves", "six.moves.urllib", "six.moves.urllib.request"]
-    if importlib.util.find_spec("gymnax") is None or importlib.util.find_spec("six") is not None:
-        stand_ins = []
-    for name in stand_ins:
-        sys.modules[name] = types.ModuleType(name)
-    if stand_ins:
-        sys.modules[stand_ins[-1]].__dict__["urlretrieve"] = urllib.request.urlretrieve
-    try:
-        import gymnax
-    finally:
-        for name in stand_ins:
-            del sys.modules[name]
     return gymnax
 
 

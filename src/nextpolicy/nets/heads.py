@@ -19,9 +19,18 @@ class Categorical(NamedTuple):
 
     logits: Array
 
+    @staticmethod
+    def noise(key: Array, shape: tuple[int, ...]) -> Array:
+        """What `perturbed` needs to sample from logits of `shape`: Gumbel noise."""
+        return jax.random.gumbel(key, shape)
+
+    def perturbed(self, noise: Array) -> Array:
+        """int32 actions [...], a sample for each draw of `noise`."""
+        return jnp.argmax(self.logits + noise, axis=-1).astype(jnp.int32)
+
     def sample(self, key: Array) -> Array:
         """int32 actions [...]."""
-        return jax.random.categorical(key, self.logits).astype(jnp.int32)
+        return self.perturbed(self.noise(key, self.logits.shape))
 
     def mode(self) -> Array:
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
@@ -44,8 +53,17 @@ class DiagonalGaussian(NamedTuple):
     mean: Array
     log_std: Array
 
+    @staticmethod
+    def noise(key: Array, shape: tuple[int, ...]) -> Array:
+        """What `perturbed` needs to sample around means of `shape`: standard normal noise."""
+        return jax.random.normal(key, shape)
+
+    def perturbed(self, noise: Array) -> Array:
+        """Actions [..., A], a sample for each draw of `noise`."""
+        return self.mean + jnp.exp(self.log_std) * noise
+
     def sample(self, key: Array) -> Array:
-        return self.mean + jnp.exp(self.log_std) * jax.random.normal(key, self.mean.shape, self.mean.dtype)
+        return self.perturbed(self.noise(key, self.mean.shape))
 
     def mode(self) -> Array:
         return self.mean
