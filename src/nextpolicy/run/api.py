@@ -18,7 +18,7 @@ from nextpolicy.config import ConfigError, Member, TrainConfig
 from nextpolicy.nets import build as nets
 from nextpolicy.run import checkpoint, metrics
 from nextpolicy.run.folder import RunError, RunFolder, fresh_path
-from nextpolicy.run.training import Job, enable_cache, make_job, run_job
+from nextpolicy.run.training import Job, agreed, enable_cache, make_job, run_job
 from nextpolicy.train.device_loop import member_init
 from nextpolicy.train.evaluate import evaluate
 from nextpolicy.types import Array, PolicySnapshot
@@ -58,8 +58,10 @@ def train(
     enable_cache()
     job = make_job(config, **custom)
     given = sorted(k for k, v in custom.items() if v is not None)
+    if out is None and jax.process_count() > 1:
+        raise ConfigError("out: got none for a run over several processes, takes a folder that all of them see")
     path = Path(out) if out is not None else fresh_path(config)
-    folder = RunFolder.create(path, config, {"custom": given})
+    folder = _in_one_process(path, lambda: RunFolder.create(path, config, {"custom": given}))
     return _run(job, folder, resume=False, quiet=quiet)
 
 
@@ -68,9 +70,8 @@ def resume(path: str | Path, *, quiet: bool = False, **custom: Any) -> Run:
 
     What was given to `train` as objects (environment, networks, criterion) must be given again by the same names.
     """
-    folder = RunFolder.open(path)
-    folder.lock()
     enable_cache()
+    folder = _in_one_process(path, lambda: RunFolder.open(path).locked())
     job = make_job(folder.config(), **_same_custom(folder, custom))
     if folder.status().get("state") == "finished":
         folder.unlock()
@@ -82,6 +83,19 @@ def load(path: str | Path, **custom: Any) -> Run:
     """A run as it is on disk, finished or not."""
     folder = RunFolder.open(path)
     return Run(folder, make_job(folder.config(), **_same_custom(folder, custom)))
+
+
+def _in_one_process(path: str | Path, hold: Callable[[], RunFolder]) -> RunFolder:
+    """The folder: process 0 alone makes and holds it, and if it cannot, none goes on."""
+    folder, error = None, None
+    if jax.process_index() == 0:
+        try:
+            folder = hold()
+        except (ValueError, OSError) as caught:
+            error = caught
+    if not agreed(error is None):
+        raise error or RunError(f"run: process 0 could not use {path}")
+    return folder or RunFolder.open(path)
 
 
 def _run(job: Job, folder: RunFolder, *, resume: bool, quiet: bool) -> Run:

@@ -24,7 +24,8 @@ from nextpolicy.types import PyTree
 def save(folder: Path, rounds_done: int, state: PyTree, keep: int) -> None:
     """Write the state after `rounds_done` rounds and drop all but the newest `keep` checkpoints."""
     path = (folder / f"{rounds_done:08d}").absolute()
-    _remove(path)  # an earlier save of this round that a kill cut short
+    if jax.process_index() == 0:
+        _remove(path)  # an earlier save of this round that a kill cut short
     with _checkpointer() as writer:
         writer.save(path, _flat(state))
     if jax.process_index() == 0:

@@ -86,6 +86,11 @@ class RunFolder:
             raise RunError(f"run: {self.path} is being written by another process; wait for it or end it") from None
         self._lock = handle
 
+    def locked(self) -> RunFolder:
+        """This folder, held."""
+        self.lock()
+        return self
+
     def unlock(self) -> None:
         if self._lock is not None:
             self._lock.close()

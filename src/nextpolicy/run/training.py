@@ -148,8 +148,13 @@ def _blocks(job: Job, program: Program, state: LearnerState, done: int, folder: 
         done += rounds
         yield done - rounds, block, observed, rate
         if warm and not config.run.block_rounds:  # the first block is compilation
-            length = max(1, round(BLOCK_SECONDS * rounds / seconds))
+            length = agreed(max(1, round(BLOCK_SECONDS * rounds / seconds)))
         warm = True
+
+
+def agreed(number: int) -> int:
+    """What process 0 says, on all of them: where their clocks or folders decide, they must not decide apart."""
+    return number if jax.process_count() == 1 else int(multihost_utils.broadcast_one_to_all(np.int32(number)))
 
 
 def _fetch(tree: PyTree, rounds: int) -> PyTree:
@@ -179,7 +184,7 @@ def _starting_point(
 ) -> tuple[LearnerState, int]:
     """A fresh state, or the newest one that is whole together with the metrics up to it."""
     state = program.init(job.seeds)
-    rounds = newest_usable(folder, say) if resume else 0
+    rounds = agreed(newest_usable(folder, say) if resume and jax.process_index() == 0 else 0)
     if not rounds:
         return state, 0
     template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
