@@ -224,11 +224,19 @@ def _study(arguments: Sequence[str]) -> None:
     study.main(list(arguments[1:]), _Parser, _parse)
 
 
+def _bench(arguments: Sequence[str]) -> None:
+    _use_all_cores()
+    from nextpolicy.bench import main as bench
+
+    bench.main(list(arguments), _Parser, _parse)
+
+
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "train": (_train, "train PPO, SV-PPO or both on an environment"),
     "resume": (_resume, "continue a run, bit for bit"),
     "eval": (_eval, "evaluate a run's policies, or film one"),
     "envs": (_envs, "list environments"),
+    "bench": (_bench, "measure speed against the simulator alone and peers"),
     "study": (_study, "exact studies: four-rooms, theory"),
 }
 
