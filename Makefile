@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 .PHONY: run test test-slow lint types format clean
 
 run: .venv/installed-run
-	$(BIN)/nextpolicy study theory
+	$(BIN)/nextpolicy study four-rooms --seeds 2
 
 test: lint types
 	$(BIN)/python -m pytest -n 2 --dist loadfile

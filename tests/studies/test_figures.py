@@ -11,7 +11,8 @@ from matplotlib.quiver import Quiver
 from nextpolicy.studies import four_rooms_figures as figures
 from nextpolicy.studies import maze, page
 from nextpolicy.tabular import four_rooms, solve
-from tests.studies.helpers import made_up_study
+
+from .helpers import made_up_study
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +55,14 @@ def test_curves_are_medians_inside_their_bands(study):
         for line, algo in zip(lines, study.algos):
             np.testing.assert_allclose(line.get_ydata(), np.median(study.column(algo, name), axis=0))
         assert len({str(line._dash_pattern) for line in lines}) == 3  # told apart without colour
-    gate = [a for a in figure.axes[3].lines if a.get_gid() == "median"][0]
+    gate = next(a for a in figure.axes[3].lines if a.get_gid() == "median")
     expected = np.median(study.column("ppo", "diff") / study.column("ppo", "diff_scale"), axis=0)
     np.testing.assert_allclose(gate.get_ydata(), expected)
     bands = [a for a in figure.axes[0].collections if a.get_gid() == "band"]
-    low, high = bands[0].get_paths()[0].get_extents().get_points()[:, 1]
-    ppo = study.column("ppo", "value_behaviour")
-    assert (low, high) == (pytest.approx(ppo.min()), pytest.approx(ppo.max()))
+    points = bands[0].get_paths()[0].vertices
+    first, third = np.quantile(study.column("ppo", "value_behaviour"), [0.25, 0.75], axis=0)
+    assert (points[:, 1].min(), points[:, 1].max()) == (pytest.approx(first.min()), pytest.approx(third.max()))
+    assert len(with_gid(figure, "seed")) == 9
 
 
 def test_every_plot_axis_is_labelled(study):

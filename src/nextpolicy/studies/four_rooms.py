@@ -28,8 +28,9 @@ CAPTIONS = {
     "optimal": "The optimal policy and its discounted state visitation, by policy iteration; tied actions share.",
     "snapshots": "Two rounds that evaluate the same frozen target: its true value, where the behavioural policy goes, "
     "what the critic predicts, and the difference (marks give the sign). Values share one colour scale.",
-    "learning-curves": "Exact quantities of every round. Lines are medians over seeds, bands run from the least to the "
-    "most. PPO updates its target every round, so it has no dots. Visitations are without their terminal part.",
+    "learning-curves": "Exact quantities of every round. Lines are medians over seeds, bands their middle half; (a) "
+    "also shows every seed. PPO updates its target every round, so it has no dots. Visitations are without their "
+    "terminal part.",
     "bottom-left-room": "The room the source's story is about: how much value the policy loses there, and how often it "
     "turns back to the top from the doorway into it.",
     "certificates": "Every bound holds; how far it is from the truth. Medians over seeds.",
@@ -95,10 +96,10 @@ def headlines(study: Study) -> list[str]:
     held, total = (sum(r[c] for r in rows) for c in ("certificates_held", "certificates"))
     vacuous = sum(r["certificates_vacuous"] for r in rows)
     dynamic = of("sv-dynamic", "updates")
-    # A study too short for an accepted update has no ratio to speak of.
+    # A seed too short-lived for an accepted update has no ratio to speak of.
     ratio = of("sv-dynamic", "kl_ratio")
     ratio = ratio[np.isfinite(ratio)]
-    times = f"{ratio.mean():.1f} times that of a behavioural step" if len(ratio) else "none, no update was accepted"
+    times = f"{summary.median_interval(ratio)} times that of a behavioural step" if len(ratio) else "no update was made"
     return [
         f"V*(s0) = {rows[0]['optimal_value']:.4f}; V(s0) after the last round, median: {finals} "
         f"(within {summary.CLOSE:g} of V* on {near} of {seeds} seeds)",
@@ -106,7 +107,7 @@ def headlines(study: Study) -> list[str]:
         f"{dynamic.max():.0f}), static {of('sv-static', 'updates').mean():.0f}, PPO {of('ppo', 'updates').mean():.0f}",
         f"bottom-left room, mean V* - V, median: PPO {gaps['ppo']:.4f}, static {gaps['sv-static']:.4f}, dynamic "
         f"{gaps['sv-dynamic']:.4f}; PPO minus dynamic by seed {pairs}",
-        f"KL of a dynamic target update, mean: {times}",
+        f"KL of a dynamic target update, median: {times}",
         f"certificates that hold: {held} of {total}; vacuous (no improvement promised): {vacuous} of {total}",
     ]
 

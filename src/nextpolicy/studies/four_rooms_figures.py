@@ -93,16 +93,17 @@ def learning_curves(study: Study, seed: int) -> Figure:
         (gate, "scaled_diff", "(d) What the gate watches", "diff / scale (share of |y|)"),
     ):
         columns = {a: _column(study, a, name) for a in study.algos}
-        _bands(axes, columns, title, unit)
+        _bands(axes, columns, title, unit, seeds=axes is value)
         _dots(axes, study, seed, columns["sv-dynamic"])
         if axes is not value:
             axes.set_yscale("log")
     best = float(solve.optimal(study.mdp).V @ study.mdp.start)
     value.axhline(best, color="black", linestyle=":", linewidth=1.0, gid="optimal")
-    value.text(study.rounds - 1, best, "V*", ha="right", va="bottom", fontsize=8)
+    value.text(0, best, "V*", va="bottom", fontsize=8)
     threshold = study.config.gate.delta_v
     gate.axhline(threshold, color="black", linestyle="--", linewidth=1.2, gid="threshold")
-    gate.text(0, threshold, f"threshold δ = {threshold:g}", ha="left", va="bottom", fontsize=8)
+    words = f"threshold δ = {threshold:g}"
+    gate.text(study.rounds - 1, threshold * 1.08, words, ha="right", va="bottom", fontsize=8)
     value.legend(fontsize=8, loc="lower right", framealpha=0.9)
     figure.suptitle(
         _who(study, f"\ndots: target updates of SV-PPO (dynamic), seed {seed}, on its own thin line"), fontsize=11
@@ -172,7 +173,8 @@ def certificates(study: Study) -> Figure:
     slack.text(0, 1.0 / (1.0 - study.mdp.gamma), " 1/(1-γ), the most any return can be", fontsize=7, va="bottom")
     slack.set(yscale="log", xlabel="round k", ylabel="improvement - bound (return)")
     slack.set_title("(a) Slack of the bounds, SV-PPO (dynamic)", fontsize=10)
-    slack.legend(fontsize=7, loc="center right")
+    slack.set_ylim(top=1e10)
+    slack.legend(fontsize=7, loc="upper right")
     for algo in ("ppo", "sv-dynamic"):
         for name, width, word in (("epsilon_train", 0.8, "on the data"), ("epsilon_next", 2.0, "on the next")):
             style = {**STYLE[algo], "linewidth": width}
@@ -199,7 +201,8 @@ def examination(study: Study, algo: str, seed: int) -> Figure:
     predicted = run.value[[k + 1 for k in rounds]]
     visited = solve.renormalised_visitation(study.mdp, run.behaviour[[k + 1 for k in rounds]]).sum(-1)
     scale = Normalize(min(0.0, predicted.min()), max(truth.max(), predicted.max()))
-    limit = _limit(list(predicted - truth))
+    # The first rounds err so much that later ones would look blank: beyond this the colours stop.
+    limit = max(0.02, float(np.quantile(np.abs(predicted - truth), 0.9)))
     figure = _figure(1.55 * len(rounds) + 1.2, 8.6)
     grid = figure.subplots(5, len(rounds), squeeze=False)
     images: list = [None] * 5
@@ -210,13 +213,13 @@ def examination(study: Study, algo: str, seed: int) -> Figure:
         images[1] = maze.heat(column[1], predicted[i], scale, marks=False)
         images[2] = maze.signed(column[2], predicted[i] - truth[i], limit, marks=False)
         images[3] = maze.heat(column[3], visited[i], maze.visitation_norm(visited), marks=False)
-        maze.arrows(column[4], run.behaviour[k + 1], marks=False)
+        maze.arrows(column[4], run.behaviour[k + 1], marks=False, width=0.013)
     names = ("true V\nof the target", "predicted v", "v - V", "visitation of\nthe next behaviour", "next behaviour")
     units = ("V(s)", "v(s)", "v(s) - V(s)", "share (log)", "")
     for row, name, image, unit in zip(grid, names, images, units):
         row[0].set_ylabel(name, fontsize=9)
         if image is not None:
-            _bar(figure, image, list(row), unit)
+            _bar(figure, image, list(row), unit, extend="both" if unit == "v(s) - V(s)" else "neither")
     stars = "; * the target was replaced in this round" if algo != "ppo" else ""
     figure.suptitle(f"{NAMES[algo]}, seed {seed}: single rounds examined{stars}")
     return figure
@@ -242,12 +245,15 @@ def all_figures(study: Study) -> dict[str, Callable[[], Figure]]:
     }
 
 
-def _bands(axes: Axes, columns: dict[str, np.ndarray], title: str, unit: str) -> None:
-    """Median over seeds [seeds, K] as a line, all seeds as a band."""
+def _bands(axes: Axes, columns: dict[str, np.ndarray], title: str, unit: str, *, seeds: bool = False) -> None:
+    """Median over seeds [seeds, K] as a line, their middle half as a band; every seed as a faint line on request."""
     for algo, column in columns.items():
         k = np.arange(column.shape[1])
-        band = axes.fill_between(k, column.min(0), column.max(0), color=STYLE[algo]["color"], alpha=0.18, linewidth=0)
+        low, high = np.quantile(column, [0.25, 0.75], axis=0)
+        band = axes.fill_between(k, low, high, color=STYLE[algo]["color"], alpha=0.2, linewidth=0)
         band.set_gid("band")
+        for one in column if seeds else ():
+            axes.plot(k, one, color=STYLE[algo]["color"], linewidth=0.4, alpha=0.5, gid="seed")
         axes.plot(k, np.median(column, axis=0), label=NAMES[algo], gid="median", **STYLE[algo])
     axes.set_title(title, fontsize=10)
     axes.set(xlabel="round k", ylabel=unit)
@@ -255,7 +261,9 @@ def _bands(axes: Axes, columns: dict[str, np.ndarray], title: str, unit: str) ->
 
 def _who(study: Study, more: str = "") -> str:
     seeds = len(study.config.run.seeds)
-    return f"Four Rooms: median of {seeds} seed{'s' if seeds > 1 else ''}, band from least to most{more}"
+    return (
+        f"Four Rooms: median of {seeds} seed{'s' if seeds > 1 else ''}, band from the first to the third quartile{more}"
+    )
 
 
 def _limit(errors: list[np.ndarray]) -> float:
@@ -267,7 +275,7 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _bar(figure: Figure, image: object, axes: object, label: str) -> None:
-    bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.02, shrink=0.9, aspect=30)  # type: ignore[arg-type]
+def _bar(figure: Figure, image: object, axes: object, label: str, extend: str = "neither") -> None:
+    bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.02, shrink=0.9, aspect=30, extend=extend)  # type: ignore[arg-type]
     bar.set_label(label, fontsize=8)
     bar.ax.tick_params(labelsize=7)

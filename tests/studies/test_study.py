@@ -1,0 +1,253 @@
+"""The studies from the command line, end to end and small; and the claims on eight seeds, slow."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import nextpolicy
+from nextpolicy.run import cli
+from nextpolicy.run.folder import RunError
+from nextpolicy.studies import four_rooms as report
+from nextpolicy.studies import four_rooms_study, theory, theory_checks, theory_compare
+from nextpolicy.studies import four_rooms_summary as summary
+from nextpolicy.tabular import four_rooms
+
+from .helpers import made_up_study
+
+ROUNDS = 6
+
+
+@pytest.fixture(autouse=True)
+def _devices_are_fixed(monkeypatch):
+    """The command line sets up one device per core, which JAX allows only before its first operation."""
+    monkeypatch.setattr(cli, "_use_all_cores", lambda: None)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """One seed, six rounds in two blocks of three."""
+    path = tmp_path_factory.mktemp("tiny") / "study"
+    config = four_rooms_study.configuration(rounds=ROUNDS, seeds=1, static_k=2, block_rounds=3)
+    return four_rooms_study.run(config, path, quiet=True)
+
+
+def test_a_tiny_study_end_to_end(tiny):
+    assert [m.algo for m in tiny.members] == ["ppo", "sv-static", "sv-dynamic"]
+    assert tiny.exact["holds"].all()
+    assert tiny.exact["assumptions_met"].all()
+    np.testing.assert_array_equal(tiny.trajectory.accepted[0], True)
+    np.testing.assert_array_equal(np.flatnonzero(tiny.trajectory.accepted[1]), [1, 3, 5])
+    # All start from one policy, which PPO's first round leaves; a held target stays where it is.
+    np.testing.assert_array_equal(tiny.trajectory.target[2, 0], tiny.trajectory.behaviour[2, 0])
+    held = ~tiny.trajectory.accepted[2]
+    np.testing.assert_array_equal(tiny.trajectory.target[2, 1:][held], tiny.trajectory.target[2, :-1][held])
+    taken = tiny.trajectory.accepted[1]
+    np.testing.assert_array_equal(tiny.trajectory.target[1, 1:][taken], tiny.trajectory.behaviour[1, 1:][taken])
+
+
+def test_exact_divergences_are_near_those_on_the_data(tiny):
+    """The metrics average over a thousand sampled steps what the exact ones average over the visitation."""
+    for name in ("kl_behaviour", "kl_target"):
+        sampled, truth = tiny.metrics[name], tiny.exact[f"exact_{name}"]
+        np.testing.assert_allclose(sampled, truth, rtol=0.5, atol=2e-3)
+
+
+def test_the_study_is_a_normal_run_folder(tiny):
+    loaded = nextpolicy.load(tiny.path)
+    assert loaded.status["state"] == "finished"
+    assert len(loaded.metrics) == 3 * ROUNDS
+    frame = pd.read_parquet(tiny.path / "exact.parquet")
+    assert len(frame) == 3 * ROUNDS
+    assert frame["holds"].all()
+    one = frame[(frame["variant"] == "sv-static") & (frame["round"] == 4)].iloc[0]
+    assert one["value_behaviour"] == tiny.exact["value_behaviour"][1, 4]
+
+
+def test_the_report_says_what_was_found(tiny):
+    heard: list[str] = []
+    target = report.write_report(tiny, heard.append)
+    text = target.read_text()
+    assert text.count("data:image/png;base64,") == 8 == len(heard)
+    for line in report.headlines(tiny):
+        assert line.split("[")[0].split(";")[0] in text
+    assert len(report.headlines(tiny)) == 5
+    assert f"certificates that hold: {3 * ROUNDS} of {3 * ROUNDS}" in text
+    figures = {p.name for p in (tiny.path / "figures").iterdir()}
+    assert {f"learning-curves.{kind}" for kind in ("png", "svg")} <= figures
+    assert len(figures) == 16
+    members = pd.read_csv(tiny.path / "members.csv")
+    assert members["updates"].tolist()[:2] == [ROUNDS, 3]
+    certificates = pd.read_csv(tiny.path / "certificates.csv")
+    assert (certificates["hold"] == certificates["certificates"]).all()
+
+
+def test_a_stopped_study_goes_on_to_the_same_end(tiny, tmp_path, monkeypatch):
+    """Stopped after the checkpoint of the second block and before its tables: the block is done again."""
+    path = tmp_path / "stopped"
+    keep = four_rooms_study._save
+
+    def stop_at_second_block(target, tables):
+        if target.name.startswith("part-00000003"):
+            raise KeyboardInterrupt
+        keep(target, tables)
+
+    monkeypatch.setattr(four_rooms_study, "_save", stop_at_second_block)
+    with pytest.raises(KeyboardInterrupt):
+        four_rooms_study.run(tiny.config, path, quiet=True)
+    monkeypatch.setattr(four_rooms_study, "_save", keep)
+    resumed = four_rooms_study.resume(path, quiet=True)
+    for name, column in tiny.exact.items():
+        np.testing.assert_array_equal(resumed.exact[name], column, err_msg=name)
+    # And one that had come to its end is only read.
+    again = four_rooms_study.resume(path, quiet=True)
+    np.testing.assert_array_equal(again.exact["bound"], tiny.exact["bound"])
+
+
+def test_a_folder_in_use_is_refused(tiny):
+    with pytest.raises(RunError, match="holds another run"):
+        four_rooms_study.run(tiny.config, tiny.path, quiet=True)
+
+
+def complaint(capsys, *arguments):
+    assert cli.main(["study", *map(str, arguments)]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["four-rooms", "--rounds", "0"], "rounds: got 0, takes a whole number of at least 1"),
+        (["four-rooms", "--rounds", "many"], "--rounds"),
+        (["four-rooms", "--noise", "loud"], "noise: got 'loud', takes one of"),
+        (["four-rooms", "--seeds", "0"], "seeds: got 0"),
+        (["four-rooms", "--seedz", "2"], "unknown option '--seedz'; did you mean '--seeds'"),
+        (["four-rooms", "--algo", "ppo"], "unknown option '--algo'"),
+        (["four-rooms", "--resume", "nowhere"], "nowhere is not a run folder"),
+        (["four-rooms", "--resume", "nowhere", "--seeds", "2"], "--resume: takes no setting beside it"),
+        (["theory", "--cases", "0"], "cases: got 0"),
+        (["theory", "--repeats", "0"], "repeats: got 0"),
+        (["maze"], "unknown study 'maze'"),
+    ],
+)
+def test_bad_input_is_one_line(capsys, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    assert words in complaint(capsys, *arguments)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_another_run_is_not_a_study(tiny, tmp_path, capsys):
+    other = tmp_path / "run"
+    other.mkdir()
+    (other / "config.json").write_text((tiny.path / "config.json").read_text())
+    assert "not a Four Rooms study" in complaint(capsys, "four-rooms", "--resume", other)
+
+
+def test_statements_that_hold_hold_and_the_others_do_not():
+    cases = [*theory_checks.random_cases(250, 3), theory_checks.unseen_door()]
+    table, worst = theory_checks.check(iter(cases))
+    for line in table:
+        assert (line["violations"] == 0) == (line["expected"] == "holds"), line["statement"]
+    assert set(worst) == {s.name for s in theory_checks.STATEMENTS if not s.holds}
+    for example in worst.values():
+        assert np.asarray(example["P"]).shape == (example["states"], example["actions"], example["states"])
+    sharp = {line["statement"]: line["median bound / truth"] for line in table}
+    assert sharp["Lemma tv_dist with constant 1"] <= sharp["Lemma tv_dist (constant 2, as printed)"]
+    assert sharp["Theorem 1, upper side"] >= 1.0
+
+
+def test_a_counterexample_is_one():
+    """The numbers stored for the CPI bound, put together again."""
+    from nextpolicy.tabular import TabularMDP, solve
+    from nextpolicy.tabular import theory as exact_theory
+
+    _, worst = theory_checks.check(theory_checks.random_cases(120, 0))
+    one = worst["CPI bound, as printed"]
+    mdp = TabularMDP(one["P"], one["R"], one["gamma"], one["start"])
+    delta = min(one["delta"], 0.1 / (1.0 - mdp.gamma))
+    best, pi = solve.optimal(mdp).pi, np.asarray(one["pi"])
+    step = exact_theory.cpi_step(mdp, pi, best, delta)
+    assert float(exact_theory.improvement(mdp, pi, step)) == pytest.approx(one["truth"])
+    assert float(exact_theory.cpi_bound_as_printed(mdp, pi, best, delta)) == pytest.approx(one["bound"])
+    assert one["bound"] > one["truth"]
+
+
+def test_the_algorithms_compared():
+    settings = theory_compare.Settings(rounds=24, repeats=2, k_min=2, k_max=6)
+    mdp = four_rooms.four_rooms()
+    histories = theory_compare.compare(mdp, settings)
+    lines = {line["algorithm"]: line for line in theory_compare.table(histories)}
+    assert lines["API, exact critic"]["updates that lost value"] == 0
+    assert lines["API"]["target updates"] == 24
+    assert 24 / 6 <= lines["SV-API"]["target updates"] <= 24 / 2
+    assert all(line["certificates hold"] for line in lines.values())
+    figure = theory_compare.figure(mdp, histories)
+    marks = [a for a in figure.axes[1].lines if a.get_gid() == "falls"]
+    counted = [sum(len(theory_compare.falls(h)) for h in runs) for runs in histories.values()]
+    assert [len(m.get_xdata()) for m in marks] == counted
+
+
+def test_the_learning_critic_remembers():
+    mdp = four_rooms.four_rooms()
+    rng = np.random.default_rng(0)
+    critic = theory_compare.LearningCritic(sigma=0.0, samples=10.0)
+    mu = np.full((104, 4), 1.0 / 416)
+    mu[0] = 0.0
+    pi = np.full((104, 4), 0.25)
+    from nextpolicy.tabular import solve
+
+    truth = solve.action_value(mdp, pi)
+    share = (10 / 416) / (1 + 10 / 416)
+    np.testing.assert_allclose(critic(mdp, pi, mu, rng)[1:], share * truth[1:])
+    second = critic(mdp, pi, mu, rng)
+    np.testing.assert_allclose(second[1:], (1 - (1 - share) ** 2) * truth[1:])
+    np.testing.assert_array_equal(second[0], 0.0)
+    with pytest.raises(ValueError, match="sigma: got -1"):
+        theory_compare.LearningCritic(-1.0, 10.0)
+
+
+def test_theory_study_end_to_end(tmp_path, capsys):
+    out = tmp_path / "theory"
+    small = ["--cases", "40", "--four-rooms-cases", "5", "--rounds", "6", "--repeats", "1", "--quiet"]
+    assert cli.main(["study", "theory", "--out", str(out), *small]) == 0
+    printed = capsys.readouterr().out
+    assert f"report: {out / 'report.html'}" in printed
+    assert "Theorem SV-API improvement" in printed
+    assert (out / "figures" / "policy-iteration.svg").exists()
+    assert json.loads((out / "counterexamples.json").read_text())
+    assert len(pd.read_csv(out / "random.csv")) == len(theory_checks.STATEMENTS)
+    assert "holds other files" in complaint(capsys, "theory", "--out", out)
+
+
+def test_a_broken_statement_is_an_error():
+    line = {"statement": "Lemma x", "expected": "holds", "violations": 1}
+    with pytest.raises(RuntimeError, match="violated, and should hold: Lemma x"):
+        theory._raise_if_broken({"random": [line], "four_rooms": []})
+
+
+def test_headlines_without_any_update(tmp_path):
+    study = made_up_study(tmp_path, seeds=1, rounds=3)
+    study.metrics["accepted"][2] = False
+    assert "no update was made" in report.headlines(study)[3]
+
+
+@pytest.mark.slow
+def test_the_claims_on_eight_seeds(tmp_path):
+    """The numbers of the spec's section 8: schedule, values, divergences, the bottom-left room, certificates."""
+    study = four_rooms_study.run(four_rooms_study.configuration(seeds=8), tmp_path / "study", quiet=True)
+    of = lambda algo, column: summary.of_algo(study.rows, algo, column)  # noqa: E731
+    assert 33 <= of("sv-dynamic", "updates").mean() <= 45
+    static = study.column("sv-static", "accepted")
+    np.testing.assert_array_equal(static, np.tile(np.arange(195) % 5 == 4, (8, 1)))
+    for algo in study.algos:
+        assert of(algo, "near_optimal").sum() >= 7, algo
+    assert of("sv-dynamic", "kl_target").mean() >= 5 * of("sv-dynamic", "kl_behaviour").mean()
+    gaps = summary.median_interval(summary.paired(study.rows, "gap_bottom_left", "ppo", "sv-dynamic"))
+    assert gaps.median > 0
+    assert np.median(of("sv-dynamic", "gap_bottom_left")) < np.median(of("ppo", "gap_bottom_left"))
+    assert study.exact["holds"].all()
