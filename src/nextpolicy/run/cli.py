@@ -231,12 +231,28 @@ def _bench(arguments: Sequence[str]) -> None:
     bench.main(list(arguments), _Parser, _parse)
 
 
+def _suite(arguments: Sequence[str]) -> None:
+    from nextpolicy.run import suite_cli
+
+    if arguments[:1] == ["run"]:
+        _use_all_cores()
+    suite_cli.main(arguments, _Parser, _parse)
+
+
+def _report(arguments: Sequence[str]) -> None:
+    from nextpolicy.report import command
+
+    command.main(arguments, _Parser, _parse)
+
+
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "train": (_train, "train PPO, SV-PPO or both on an environment"),
     "resume": (_resume, "continue a run, bit for bit"),
     "eval": (_eval, "evaluate a run's policies, or film one"),
     "envs": (_envs, "list environments"),
     "bench": (_bench, "measure speed against the simulator alone and peers"),
+    "suite": (_suite, "run a whole comparison, and see how far it is"),
+    "report": (_report, "tables, figures and a page from run folders"),
     "study": (_study, "exact studies: four-rooms, theory"),
 }
 

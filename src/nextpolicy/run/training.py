@@ -50,11 +50,10 @@ class Job:
 
     def program(self) -> Program:
         rounds = self.config.run.block_rounds or min(self.config.num_rounds, MOST_ROUNDS)
-        devices = jax.devices()
-        limit = self.config.run.devices or len(devices)
-        if limit > len(devices):
-            raise ConfigError(f"devices: got {limit}, takes at most {len(devices)}, which are here")
-        return build_program(self.setup, self.hypers, capacity=rounds, observer=self.observer, devices=devices[:limit])
+        devices = jax.devices()[: self.config.run.devices or None]
+        if not self.config.run.devices and jax.default_backend() == "cpu" and jax.process_count() == 1:
+            devices = devices[: len(self.seeds)]  # splitting one member's environments over cores costs more than it gains
+        return build_program(self.setup, self.hypers, capacity=rounds, observer=self.observer, devices=devices)
 
 
 def make_job(
@@ -69,6 +68,8 @@ def make_job(
     observer: Observer | None = None,
 ) -> Job:
     """The environment, networks and numbers a configuration names, or the caller's own."""
+    if config.run.devices > len(jax.devices()):
+        raise ConfigError(f"devices: got {config.run.devices}, takes at most {len(jax.devices())}, which are here")
     made = envs.make(config.environment.env if env is None else env, **_env_options(config, env, env_params))
     _check_policy(config, made.spec)
     networks = nets.build(made.spec, config.net, actor, critic)
@@ -93,9 +94,18 @@ def _check_policy(config: TrainConfig, spec: Any) -> None:
 
 
 def run_job(
-    job: Job, folder: RunFolder, *, resume: bool = False, quiet: bool = False, on_block: OnBlock | None = None
+    job: Job,
+    folder: RunFolder,
+    *,
+    resume: bool = False,
+    quiet: bool = False,
+    on_block: OnBlock | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> None:
-    """Train to the end, from the start or from the newest whole checkpoint; the folder tells how it went."""
+    """Train to the end, from the start or from the newest whole checkpoint; the folder tells how it went.
+
+    `stop` is asked after every block that is safely on disk; once it says yes the run ends there, to be resumed later.
+    """
     config = job.config
     bar = progress.make(config.num_rounds, config.environment.env, quiet or jax.process_index() > 0)
     outlets = sinks.make(config, folder.path) if jax.process_index() == 0 else []
@@ -114,7 +124,9 @@ def run_job(
                     sink.write(frame)
             _status(folder, "running", done, config)
             bar.update(done, progress.facts_of(block, rate))
-        _status(folder, "finished", done, config)
+            if stop is not None and done < config.num_rounds and agreed(stop()):
+                break
+        _status(folder, "finished" if done == config.num_rounds else "stopped", done, config)
     except KeyboardInterrupt:
         _status(folder, "failed", _saved(folder), config, reason="interrupted; `nextpolicy resume` continues it")
         raise

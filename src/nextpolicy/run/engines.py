@@ -1,0 +1,220 @@
+"""Where the environments of a suite run: one after another here, or as tasks of a Ray cluster.
+
+Both run `run_task`, and all they share is the folder: what is finished is skipped, what was cut off is resumed from its
+newest whole checkpoint, what failed is tried once more. So a worker, or the whole runner, may be lost at any moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from nextpolicy.run.folder import RunError, RunFolder, write_json
+from nextpolicy.run.suite import EVALUATION, SuiteError, Task, is_held, open_folder, state_of
+
+ATTEMPTS = 2  # a failed environment is tried once more
+LOST_WORKERS = 3  # how often Ray starts a task again whose worker died
+POLL_SECONDS = 0.5
+
+Tell = Callable[[Task, str], None]  # (task, what to show on its line)
+
+
+class Outcome(NamedTuple):
+    """done | stopped | failed (reason) | running (another process has it) | left (no time)."""
+
+    state: str
+    reason: str = ""
+
+
+class Deadline:
+    """Asked after every block: would one more, as long as the last, end too late?"""
+
+    def __init__(self, at: float | None) -> None:
+        self.at, self.last, self.opening = at, time.time(), None
+
+    def __call__(self) -> bool:
+        now = time.time()
+        took, self.last = now - self.last, now
+        self.opening = took if self.opening is None else self.opening
+        return self.at is not None and now + took > self.at
+
+    def allows_start(self) -> bool:
+        """Whether an environment begun now would come to its first checkpoint, if it takes as long as the last did."""
+        now, opening = time.time(), self.opening or 0.0
+        self.last, self.opening = now, None
+        return self.at is None or now + opening < self.at
+
+
+class Engine(Protocol):
+    """Runs tasks; gives back how each ended, in order."""
+
+    def run(self, tasks: Sequence[Task], until: float | None, tell: Tell) -> list[Outcome]: ...
+
+
+def run_task(task: Task, stop: Callable[[], bool], tell: Tell) -> Outcome:
+    """One environment to its end, to the deadline, or to its second failure. Never raises for what a run can raise."""
+    for attempt in range(1, ATTEMPTS + 1):
+        if is_held(Path(task.path)):
+            return Outcome("running", "another process has it")
+        try:
+            if state_of(task).state != "done":
+                _train(task, stop, tell)
+            if state_of(task).state != "done":
+                return Outcome("stopped", "time is up; the next call goes on from here")
+            _evaluate(task, tell)
+            return Outcome("done")
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            _note_failure(task, reason)
+            if attempt < ATTEMPTS:
+                tell(task, f"failed, trying once more: {reason}")
+    return Outcome("failed", reason)
+
+
+def _train(task: Task, stop: Callable[[], bool], tell: Tell) -> None:
+    from nextpolicy.run import progress, training
+
+    tell(task, "starting")
+    training.enable_cache()
+    job = training.make_job(task.config)
+    folder, resume = open_folder(task)
+
+    def show(first: int, block: dict[str, Any], observed: Any) -> None:
+        done = first + block["accepted"].shape[1]
+        facts = progress.facts_of(block, 0.0)
+        tell(task, f"round {done}/{task.config.num_rounds}, return {facts['return']:.4g}")
+
+    try:
+        training.run_job(job, folder, resume=resume, quiet=True, on_block=show, stop=stop)
+    finally:
+        folder.unlock()
+
+
+def _evaluate(task: Task, tell: Tell) -> None:
+    """The target policy over whole episodes, once; the score of a run is that of the policy that collects."""
+    path = Path(task.path) / EVALUATION
+    if path.exists() or not task.evaluate_episodes:
+        return
+    from nextpolicy.run import api
+
+    tell(task, "evaluating the target policy")
+    table = api.load(task.path).evaluate(task.evaluate_episodes)
+    write_json(path, table.to_dict("records"))
+
+
+def _note_failure(task: Task, reason: str) -> None:
+    """What went wrong before training began (an extra that is not there, say) is not in the folder yet."""
+    folder = RunFolder(Path(task.path))
+    try:
+        if not (folder.path / "config.json").is_file():
+            folder, _ = open_folder(task)
+        if folder.status().get("state") != "finished" and "reason" not in folder.status():
+            folder.set_status("failed", rounds_done=0, rounds=task.config.num_rounds, reason=reason)
+    except (OSError, RunError):
+        return  # the folder itself is the fault; the outcome says so
+    finally:
+        folder.unlock()
+
+
+class LocalEngine:
+    """One environment after another in this process, each over all local devices."""
+
+    def run(self, tasks: Sequence[Task], until: float | None, tell: Tell) -> list[Outcome]:
+        deadline = Deadline(until)
+        outcomes = []
+        for task in tasks:
+            if state_of(task).state != "done" and not deadline.allows_start():
+                outcome = Outcome("left", "no time left; the next call begins it")
+            else:
+                outcome = run_task(task, deadline, tell)
+            outcomes.append(outcome)
+            tell(task, _words(outcome))
+        return outcomes
+
+
+class RayEngine:
+    """Each environment a Ray task that asks for so many CPUs and GPUs; the folder must be seen by all workers."""
+
+    def __init__(self, address: str | None = None, cpus: float = 1, gpus: float | None = None) -> None:
+        try:
+            import ray
+        except ImportError:
+            raise SuiteError('engine: ray needs an extra: pip install "nextpolicy[ray]"') from None
+        self.ray, self.address, self.cpus, self.gpus = ray, address, cpus, gpus
+
+    def run(self, tasks: Sequence[Task], until: float | None, tell: Tell) -> list[Outcome]:
+        ray = self.ray
+        ours = not ray.is_initialized()
+        if ours:
+            try:
+                ray.init(address=self.address, log_to_driver=False, logging_level="warning")
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                reason = str(error).strip().splitlines()[0]
+                raise SuiteError(f"engine: no Ray cluster at {self.address or 'this machine'} ({reason})") from None
+        try:
+            self._check_room()
+            return self._run(tasks, until, tell)
+        finally:
+            if ours:
+                ray.shutdown()
+
+    def _check_room(self) -> None:
+        """A task no node can hold would wait for ever."""
+        have = self.ray.cluster_resources()
+        if self.gpus is None:
+            self.gpus = 1 if have.get("GPU", 0) >= 1 else 0
+        for name, wanted in (("CPU", self.cpus), ("GPU", self.gpus)):
+            if wanted > have.get(name, 0):
+                raise SuiteError(f"engine: got {wanted:g} {name} for each task, the cluster has {have.get(name, 0):g}")
+
+    def _run(self, tasks: Sequence[Task], until: float | None, tell: Tell) -> list[Outcome]:
+        ray = self.ray
+        remote = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=LOST_WORKERS)(_on_worker)
+        waiting = {remote.remote(task, until, max(1, int(self.cpus))): task for task in tasks}
+        outcomes: dict[str, Outcome] = {}
+        while waiting:
+            ready, _ = ray.wait(list(waiting), timeout=POLL_SECONDS)
+            for reference in ready:
+                task = waiting.pop(reference)
+                outcomes[task.env] = _result(ray, reference)
+                tell(task, _words(outcomes[task.env]))
+            for task in waiting.values():
+                state = state_of(task)
+                if state.state == "running":
+                    tell(task, f"round {state.rounds_done}/{state.rounds}")
+        return [outcomes[task.env] for task in tasks]
+
+
+def _on_worker(task: Task, until: float | None, cpus: int) -> tuple[str, str]:
+    """On a worker: as many CPU devices as the task was given, then the same as here."""
+    import jax
+
+    with contextlib.suppress(RuntimeError):  # a worker that has run a task before keeps its devices
+        jax.config.update("jax_num_cpu_devices", cpus)
+    deadline = Deadline(until)
+    if state_of(task).state != "done" and not deadline.allows_start():
+        return "left", "no time left; the next call begins it"
+    return tuple(run_task(task, deadline, lambda task, text: None))
+
+
+def _result(ray: Any, reference: Any) -> Outcome:
+    try:
+        return Outcome(*ray.get(reference))
+    except ray.exceptions.RayError as error:
+        return Outcome("failed", f"its worker was lost {LOST_WORKERS + 1} times ({type(error).__name__})")
+
+
+def _words(outcome: Outcome) -> str:
+    return outcome.state if not outcome.reason else f"{outcome.state}: {outcome.reason}"
+
+
+def make(name: str, *, address: str | None = None, cpus: float = 1, gpus: float | None = None) -> Engine:
+    """The engine of this name."""
+    if name == "local":
+        return LocalEngine()
+    if name == "ray":
+        return RayEngine(address, cpus, gpus)
+    raise SuiteError(f"engine: got {name!r}, takes local or ray")
