@@ -1,10 +1,11 @@
-"""What training asks of an environment that runs inside XLA, and the pieces every adapter shares."""
+"""What training asks of an environment, inside XLA or on the host, and the pieces every adapter shares."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -67,6 +68,85 @@ class DeviceEnv(Protocol):
     def step(self, key: Array, state: PyTree, action: Array) -> tuple[PyTree, EnvStep]:
         """One step of all N; `action` is [N] int32 (Discrete) or [N, *shape] (Box)."""
         ...
+
+
+class HostStep(NamedTuple):
+    """One step of N environments that run on the host, as NumPy arrays.
+
+    `obs` is what the policy sees next. It is also the true successor, except for the environments `final_index`,
+    whose true successors, before auto-reset, are `final_obs`. `terminated`, `truncated` and `reward` are what is
+    learned from; `score` and `episode_over` are what is reported, and differ where a lost life counts as an end or
+    rewards are clipped. `valid` is False where the transition is an artefact of auto-reset.
+    """
+
+    obs: np.ndarray  # [N, ...] as the environment gives it, before `HostEnv.arrange`
+    reward: np.ndarray  # [N] float32
+    terminated: np.ndarray  # [N] bool
+    truncated: np.ndarray  # [N] bool, never with `terminated`
+    valid: np.ndarray  # [N] bool
+    score: np.ndarray  # [N] float32: unclipped reward
+    episode_over: np.ndarray  # [N] bool: the whole episode (the game) has ended
+    final_index: np.ndarray  # [K] int32
+    final_obs: np.ndarray | None = None  # [K, ...]; None for K = 0
+
+
+class HostPool(Protocol):
+    """N running environments on the host: `send` actions, do something else, `recv` the step."""
+
+    num_envs: int
+
+    def reset(self, seed: int) -> np.ndarray:
+        """First observations [N, ...]; the same seed gives the same stream."""
+        ...
+
+    def send(self, action: np.ndarray) -> None:
+        """Start a step with actions [N] int32 (Discrete) or [N, *shape] (Box), and return at once."""
+        ...
+
+    def recv(self) -> HostStep:
+        """Wait for the step that was started."""
+        ...
+
+    def render(self) -> np.ndarray:
+        """uint8 [H, W, 3] of the first environment; only of a pool started with `render=True`."""
+        ...
+
+    def close(self) -> None:
+        """Stop the environments and whatever runs them; may be called twice."""
+        ...
+
+
+class HostEnv(Protocol):
+    """A kind of environment that runs on the host: described here, started as many times as needed."""
+
+    spec: EnvSpec
+    groups: int  # pools per member, stepped in turn so that one acts while the others step
+    resets_in_step: bool  # whether a finished environment is reset within the step that finishes it
+
+    def start(self, num_envs: int, render: bool = False) -> HostPool:
+        """Environments of this kind, not yet reset."""
+        ...
+
+    def arrange(self, obs: Array) -> Array:
+        """Observations [N, ...] as pools give them in the layout and type that networks read; traceable by JAX."""
+        ...
+
+
+class HostEnvError(RuntimeError):
+    """An environment on the host raised, hung or died: one line."""
+
+
+def take_option(env_id: str, options: dict[str, Any], name: str, default: Any, choices: Sequence[Any] = ()) -> Any:
+    """Remove and return an option; its type is that of `default`, its value one of `choices` where there are any."""
+    got = options.pop(name, default)
+    if choices and got not in choices:
+        raise ValueError(f"{env_id} {name}: got {got!r}, takes one of {', '.join(map(repr, choices))}")
+    number = isinstance(got, (int, float)) and not isinstance(got, bool)
+    fits = number if isinstance(default, float) else type(got) is type(default)
+    if not fits or (number and not 0 <= got < math.inf):
+        words = {bool: "true or false", int: "a whole number of at least 0", float: "a number of at least 0"}
+        raise ValueError(f"{env_id} {name}: got {got!r}, takes {words.get(type(default), 'text')}")
+    return type(default)(got)
 
 
 def check_options(env_id: str, got: Iterable[str], taken: Iterable[str]) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from nextpolicy.envs.base import DeviceEnv
+from nextpolicy.envs.base import DeviceEnv, HostEnv
 
 # Suite -> the module that has `names()` and `make(name, **options)`; what it needs is imported by those, not before.
 SUITES = {"four-rooms": "four_rooms", "gymnax": "gymnax", "brax": "brax", "probe": "probes"}
-EXTRAS = ("gymnax", "brax")  # suites whose package is an extra of the same name
-HOST_SUITES = ("atari", "gym")
+HOST_SUITES = {"atari": "atari", "gym": "gymnasium"}  # their environments step on the host
+EXTRAS = {"gymnax": "gymnax", "brax": "brax", "atari": "atari", "gym": "gymnasium"}  # suite -> extra to install
 
 
 def is_host(env_id: object) -> bool:
@@ -42,12 +43,29 @@ def make(env: str | Any, **options: Any) -> DeviceEnv:
     return made
 
 
+def make_host(env: str | Callable[[], Any], **options: Any) -> HostEnv:
+    """The host environment of this id, or of a callable that makes one Gymnasium environment."""
+    suite, _, name = ("gym", "", "") if callable(env) else env.partition("/")
+    module = _module(suite)
+    try:
+        if callable(env):
+            made: HostEnv = module.wrap(env, **options)
+        elif suite == "atari" and name not in module.names():
+            raise ValueError(_unknown(env, [_join(suite, known) for known in module.names()]))
+        else:
+            made = module.make(name, **options)
+    except ImportError as error:
+        raise ValueError(_missing(suite, error)) from error
+    return made
+
+
 def names(suite: str | None = None) -> list[str]:
     """All ids (of one suite); a suite that cannot be imported is one entry that says what to install."""
-    if suite is not None and suite not in SUITES:
-        raise ValueError(f"suite: got {suite!r}, takes one of {', '.join(map(repr, SUITES))}")
+    known = {**SUITES, **HOST_SUITES}
+    if suite is not None and suite not in known:
+        raise ValueError(f"suite: got {suite!r}, takes one of {', '.join(map(repr, known))}")
     listed: list[str] = []
-    for each in SUITES if suite is None else (suite,):
+    for each in known if suite is None else (suite,):
         try:
             listed += [_join(each, name) for name in _module(each).names()]
         except ImportError as error:
@@ -56,7 +74,7 @@ def names(suite: str | None = None) -> list[str]:
 
 
 def _module(suite: str) -> ModuleType:
-    return importlib.import_module(f"nextpolicy.envs.{SUITES[suite]}")
+    return importlib.import_module(f"nextpolicy.envs.{(SUITES | HOST_SUITES)[suite]}")
 
 
 def _join(suite: str, name: str) -> str:
@@ -70,7 +88,7 @@ def _installed_names() -> list[str]:
 def _missing(suite: str, error: ImportError) -> str:
     if suite not in EXTRAS:
         return f"{suite}: {error}"
-    return f'{suite}: cannot import {error.name or "its package"}; pip install "nextpolicy[{suite}]"'
+    return f'{suite}: cannot import {error.name or "its package"}; pip install "nextpolicy[{EXTRAS[suite]}]"'
 
 
 def _unknown(env: str, known: list[str]) -> str:

@@ -19,17 +19,19 @@ from nextpolicy.nets import build as nets
 from nextpolicy.run import checkpoint, metrics
 from nextpolicy.run.folder import RunError, RunFolder, fresh_path
 from nextpolicy.run.training import Job, agreed, enable_cache, make_job, run_job
-from nextpolicy.train.device_loop import member_init
 from nextpolicy.train.evaluate import evaluate
+from nextpolicy.train.host_evaluate import actor as host_actor
+from nextpolicy.train.host_evaluate import evaluate_host
 from nextpolicy.types import Array, PolicySnapshot
 
-_CUSTOM = ("env", "env_params", "actor", "critic", "criterion", "gate_params")
+_CUSTOM = ("env", "env_fn", "env_params", "actor", "critic", "criterion", "gate_params")
 SCORE_SHARE = 0.1  # a run's score is its mean return over this last share of its steps
 
 
 def train(
-    env: Any,
+    env: Any = None,
     *,
+    env_fn: Callable[[], Any] | None = None,
     algo: str | tuple[str, ...] = "sv-dynamic",
     preset: str | None = None,
     out: str | Path | None = None,
@@ -44,6 +46,7 @@ def train(
     """Train a population and return its run.
 
     env        an id such as "gymnax/CartPole-v1", or a gymnax-style environment object (with `env_params`)
+    env_fn     instead of `env`: a callable that makes one Gymnasium environment
     algo       "ppo", "sv-static", "sv-dynamic", or several: they train side by side in one program
     preset     "paper" (the default where the paper treats the environment) or "default", then any field by name:
                seeds=8, total_env_steps=10_000_000, num_envs=64, learning_rate=3e-4, sweep={"lam": [0.9, 0.95]}, ...
@@ -51,10 +54,12 @@ def train(
     criterion  an object with `init()` and `update(state, diff, scale, params, progress)`; see core.gate.Criterion.
                `gate_params` (leaves with a leading member axis) is what its `params` will be.
     """
-    name = env if isinstance(env, str) else f"custom/{type(env).__name__}"
+    if (env is None) == (env_fn is None):
+        raise ConfigError("env: got both it and env_fn, or neither; takes one of them")
+    name = env if isinstance(env, str) else f"custom/{_label(env if env_fn is None else env_fn)}"
     config = presets.build(name, preset=preset, algo=algo, **fields)
     custom = {"env": None if isinstance(env, str) else env, "env_params": env_params, "actor": actor, "critic": critic}
-    custom |= {"criterion": criterion, "gate_params": gate_params}
+    custom |= {"criterion": criterion, "gate_params": gate_params, "env_fn": env_fn}
     enable_cache()
     job = make_job(config, **custom)
     given = sorted(k for k, v in custom.items() if v is not None)
@@ -63,6 +68,10 @@ def train(
     path = Path(out) if out is not None else fresh_path(config)
     folder = _in_one_process(path, lambda: RunFolder.create(path, config, {"custom": given}))
     return _run(job, folder, resume=False, quiet=quiet)
+
+
+def _label(thing: Any) -> str:
+    return getattr(thing, "__name__", type(thing).__name__)
 
 
 def resume(path: str | Path, *, quiet: bool = False, **custom: Any) -> Run:
@@ -205,11 +214,11 @@ class Run:
         if episodes < 1 or episodes % environments:
             raise ConfigError(f"episodes: got {episodes}, takes a multiple of num_envs, {environments}")
         env, networks = self._job.setup.env, self._job.setup.networks
-        assert env is not None
-        run = jax.jit(
-            lambda snapshot, key: evaluate(
-                env, networks, snapshot, key, num_envs=environments, episodes=episodes // environments, greedy=greedy
-            )
+        spread = {"num_envs": environments, "episodes": episodes // environments}
+        run = (
+            self._host_evaluation(greedy, spread)
+            if env is None
+            else jax.jit(lambda snapshot, key: evaluate(env, networks, snapshot, key, greedy=greedy, **spread))
         )
         rows = []
         for i, member in enumerate(self.members):
@@ -229,6 +238,12 @@ class Run:
             )
         return pd.DataFrame(rows)
 
+    def _host_evaluation(self, greedy: bool, spread: dict[str, int]) -> Callable[..., Any]:
+        host = self._job.host
+        assert host is not None
+        act = host_actor(host, self._job.setup.networks, greedy)
+        return lambda snapshot, key: evaluate_host(host, act, snapshot, key, **spread)
+
     @property
     def _modules(self) -> tuple[Any, Any]:
         return self._job.actor, self._job.critic
@@ -242,9 +257,7 @@ class Run:
             raise RunError(
                 f"run: {self.path} has no whole checkpoint yet; resume it first{': ' + said[0] if said else ''}"
             )
-        template = jax.eval_shape(
-            jax.vmap(lambda h, s: member_init(self._job.setup, h, s)), self._job.hypers, self._job.seeds
-        )
+        template = self._job.template()
         place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), template)
         return checkpoint.restore(self._folder.checkpoints, rounds, template).agent

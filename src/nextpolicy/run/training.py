@@ -15,11 +15,12 @@ from jax.experimental import multihost_utils
 from nextpolicy.config import ConfigError, TrainConfig
 from nextpolicy.core import gate
 from nextpolicy.envs import build as envs
-from nextpolicy.envs.base import Discrete
+from nextpolicy.envs.base import Discrete, HostEnv
 from nextpolicy.nets import build as nets
 from nextpolicy.run import checkpoint, metrics, progress, sinks
 from nextpolicy.run.folder import RunFolder
-from nextpolicy.train.device_loop import Observer, Program, build_program
+from nextpolicy.train.device_loop import Observer, Program, build_program, member_init
+from nextpolicy.train.host_loop import build_host_program, init_members
 from nextpolicy.train.state import Hypers, LearnerState, Setup, population_hypers
 from nextpolicy.types import PyTree
 
@@ -43,6 +44,7 @@ class Job:
     observer: Observer | None = None
     actor: Any = None  # the caller's own modules, if any
     critic: Any = None
+    host: HostEnv | None = None  # where environments do not run inside XLA
 
     @property
     def seeds(self) -> np.ndarray:
@@ -50,10 +52,20 @@ class Job:
 
     def program(self) -> Program:
         rounds = self.config.run.block_rounds or min(self.config.num_rounds, MOST_ROUNDS)
+        if self.host is not None:
+            return build_host_program(self.setup, self.hypers, self.host, self.seeds, capacity=rounds)
         devices = jax.devices()[: self.config.run.devices or None]
         if not self.config.run.devices and jax.default_backend() == "cpu" and jax.process_count() == 1:
-            devices = devices[: len(self.seeds)]  # splitting one member's environments over cores costs more than it gains
+            devices = devices[
+                : len(self.seeds)
+            ]  # splitting one member's environments over cores costs more than it gains
         return build_program(self.setup, self.hypers, capacity=rounds, observer=self.observer, devices=devices)
+
+    def template(self) -> LearnerState:
+        """Shapes and types of a state, leaves [M, ...]."""
+        if self.host is not None:
+            return jax.eval_shape(lambda s: init_members(self.setup, s), self.seeds)
+        return jax.eval_shape(jax.vmap(lambda h, s: member_init(self.setup, h, s)), self.hypers, self.seeds)
 
 
 def make_job(
@@ -66,15 +78,31 @@ def make_job(
     criterion: Any = None,
     gate_params: PyTree | None = None,
     observer: Observer | None = None,
+    env_fn: Callable[[], Any] | None = None,
 ) -> Job:
     """The environment, networks and numbers a configuration names, or the caller's own."""
     if config.run.devices > len(jax.devices()):
         raise ConfigError(f"devices: got {config.run.devices}, takes at most {len(jax.devices())}, which are here")
+    if env_fn is not None or (env is None and envs.is_host(config.environment.env)):
+        return _host_job(config, env_fn, (actor, critic), criterion, gate_params, observer)
     made = envs.make(config.environment.env if env is None else env, **_env_options(config, env, env_params))
     _check_policy(config, made.spec)
     networks = nets.build(made.spec, config.net, actor, critic)
     setup = Setup(config, made.spec, networks, made, gate if criterion is None else criterion)
     return Job(config, setup, population_hypers(config, gate_params), observer, actor, critic)
+
+
+def _host_job(
+    config: TrainConfig, env_fn: Any, modules: tuple[Any, Any], criterion: Any, gate_params: Any, observer: Any
+) -> Job:
+    if jax.process_count() > 1 or observer is not None:
+        odd = "an observer" if observer is not None else f"{jax.process_count()} processes"
+        raise ConfigError(f"{config.environment.env}: got {odd}, takes none where environments run on the host")
+    made = envs.make_host(env_fn or config.environment.env, **config.environment.env_options)
+    _check_policy(config, made.spec)
+    networks = nets.build(made.spec, config.net, *modules)
+    setup = Setup(config, made.spec, networks, None, gate if criterion is None else criterion)
+    return Job(config, setup, population_hypers(config, gate_params), None, *modules, host=made)
 
 
 def _env_options(config: TrainConfig, env: Any, env_params: Any) -> dict[str, Any]:
@@ -109,7 +137,7 @@ def run_job(
     config = job.config
     bar = progress.make(config.num_rounds, config.environment.env, quiet or jax.process_index() > 0)
     outlets = sinks.make(config, folder.path) if jax.process_index() == 0 else []
-    done = 0
+    done, program = 0, None
     try:
         program = job.program()
         state, done = _starting_point(job, program, folder, resume, bar.say)
@@ -134,6 +162,8 @@ def run_job(
         _status(folder, "failed", _saved(folder), config, reason=str(error).split("\n")[0])
         raise
     finally:
+        if program is not None:
+            program.close()
         bar.close()
         for sink in outlets:
             sink.close()
@@ -199,6 +229,8 @@ def _starting_point(
     rounds = agreed(newest_usable(folder, say) if resume and jax.process_index() == 0 else 0)
     if not rounds:
         return state, 0
+    if job.host is not None:
+        say(f"{job.setup.spec.id} cannot save its state: episodes restart, all else goes on from round {rounds}")
     template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
     return checkpoint.restore(folder.checkpoints, rounds, template), rounds
 

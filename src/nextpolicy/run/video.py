@@ -11,6 +11,7 @@ import numpy as np
 
 from nextpolicy.run.folder import RunError
 from nextpolicy.train.evaluate import trajectory
+from nextpolicy.train.host_evaluate import actor, film_host
 
 if TYPE_CHECKING:
     from nextpolicy.run.api import Run
@@ -29,7 +30,13 @@ def check_target(path: str) -> None:
 def record(run: Run, path: str, policy: str, member: int, greedy: bool, seed: int) -> float:
     """Write the episode and return what it earned."""
     setup = run._job.setup
-    env = setup.env
+    env, host = setup.env, run._job.host
+    if host is not None and getattr(host, "can_render", True):
+        act = actor(host, setup.networks, greedy)
+        key = jax.random.key(seed)
+        frames, total = film_host(host, act, run.snapshot(policy, member), key, max_steps=_MOST_FRAMES)
+        write_gif(path, frames)
+        return total
     if env is None or not hasattr(env, "render"):
         raise RunError(f"video: {setup.spec.id} cannot draw itself")
     snapshot = run.snapshot(policy, member)

@@ -32,6 +32,7 @@ class Program(NamedTuple):
     block: Callable[[LearnerState, int], tuple[LearnerState, Metrics, PyTree]]
     capacity: int
     mesh: Mesh
+    close: Callable[[], None] = lambda: None  # stops what runs outside XLA, where anything does
 
 
 def member_init(setup: Setup, hypers: Hypers, seed: Array) -> LearnerState:

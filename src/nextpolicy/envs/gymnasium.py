@@ -1,0 +1,311 @@
+"""Any Gymnasium environment with Box or Discrete spaces, on the host.
+
+Environments step in one thread of this process (`vectorization=sync`), in processes of their own (`async`), or by their
+own vector implementation (`native`). Whichever it is, it is driven from a thread, so that the policy can act for
+another group meanwhile and a step that never returns is noticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import multiprocessing
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nextpolicy.envs.base import Box, Discrete, EnvSpec, HostEnvError, HostStep, take_option
+from nextpolicy.types import Array
+
+OPTIONS: dict[str, Any] = {
+    "vectorization": "sync",
+    "autoreset": "same-step",
+    "worker_timeout": 60.0,  # seconds a step, a reset or the start may take
+    "groups": 2,
+    "channels_first": False,  # whether images come as [C, H, W]
+}
+CHOICES = {"vectorization": ("sync", "async", "native"), "autoreset": ("same-step", "next-step")}
+
+
+def names() -> list[str]:
+    """Ids Gymnasium knows now; one that a module of yours registers is `module:Id`."""
+    import gymnasium
+
+    return list(gymnasium.registry)
+
+
+def make(name: str, **options: Any) -> GymnasiumEnv:
+    """An environment by its Gymnasium id; options that are not ours go to its constructor."""
+    ours = {k: options.pop(k) for k in list(options) if k in OPTIONS}
+    return GymnasiumEnv(f"gym/{name}", _find(name), ours, options)
+
+
+def wrap(env_fn: Callable[[], Any], **options: Any) -> GymnasiumEnv:
+    """Environments made by a callable without arguments."""
+    extra = sorted(set(options) - set(OPTIONS))
+    label = getattr(env_fn, "__name__", type(env_fn).__name__)
+    if extra:
+        raise ValueError(f"custom/{label}: got option {extra[0]!r}, takes {', '.join(sorted(OPTIONS))}")
+    return GymnasiumEnv(f"custom/{label}", env_fn, options, {})
+
+
+def _find(name: str) -> Any:
+    """Gymnasium's description of an id, `module:Id` included, or an error with the nearest ids."""
+    import gymnasium
+
+    module, colon, rest = name.rpartition(":")
+    if colon:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # it is the user's code that runs here
+            line = f"{type(error).__name__}: {_line(error)}"
+            raise ValueError(f"environment: got 'gym/{name}', cannot import {module} ({line})") from error
+    try:
+        return gymnasium.spec(rest)
+    except gymnasium.error.Error as error:
+        known = {known.lower(): known for known in gymnasium.registry}
+        near = [known[match] for match in difflib.get_close_matches(rest.lower(), known, n=3, cutoff=0.6)]
+        hint = f"nearest: {', '.join(f'gym/{n}' for n in near)}" if near else "`nextpolicy envs gym` lists them"
+        raise ValueError(f"environment: got 'gym/{name}', takes an id that Gymnasium knows; {hint}") from error
+
+
+class GymnasiumEnv:
+    """A kind of environment: an id or a callable, and how it is run."""
+
+    def __init__(self, env_id: str, source: Any, options: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+        given = dict(options)
+        taken = {k: take_option(env_id, given, k, v, CHOICES.get(k, ())) for k, v in OPTIONS.items()}
+        self.source, self.arguments, self.options = source, dict(arguments), taken
+        self.groups, self.timeout = max(1, taken["groups"]), taken["worker_timeout"]
+        if taken["vectorization"] == "native" and getattr(source, "vector_entry_point", None) is None:
+            raise ValueError(f"{env_id} vectorization: got 'native', which it does not have, takes 'sync' or 'async'")
+        single = _in_thread(env_id, self.timeout, self.maker())
+        self.observation_space, self.action_space = single.observation_space, single.action_space
+        limit = getattr(single.spec, "max_episode_steps", None)
+        drawable = "rgb_array" in single.metadata.get("render_modes", ())
+        self.can_render = single.render_mode == "rgb_array" or (drawable and not callable(source))
+        single.close()
+        shape, dtype = _observation(env_id, self.observation_space, taken["channels_first"])
+        self.spec = EnvSpec(env_id, shape, _action(env_id, self.action_space), dtype, limit)
+        self.resets_in_step = taken["vectorization"] != "native" and taken["autoreset"] == "same-step"
+
+    def maker(self, **changes: Any) -> Callable[[], Any]:
+        """What makes one environment; it is sent to worker processes, which need none of this package for it."""
+        import gymnasium
+
+        if callable(self.source):
+            return self.source
+        return partial(gymnasium.make, self.source, disable_env_checker=True, **{**self.arguments, **changes})
+
+    def vector(self, num_envs: int, render: bool) -> Any:
+        """Gymnasium's vector environment; made inside the thread that drives it."""
+        import gymnasium
+        from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+        if self.options["vectorization"] == "native" and not render:
+            return gymnasium.make_vec(self.source, num_envs, "vector_entry_point", **self.arguments)
+        mode = AutoresetMode.SAME_STEP if self.resets_in_step else AutoresetMode.NEXT_STEP
+        make = self.maker(render_mode="rgb_array") if render else self.maker()
+        if self.options["vectorization"] == "async" and not render:
+            # Not by a plain fork: this process has JAX's threads, whose locks a child would inherit held.
+            return AsyncVectorEnv([make] * num_envs, autoreset_mode=mode, context="forkserver")
+        return SyncVectorEnv([make] * num_envs, autoreset_mode=mode)
+
+    def start(self, num_envs: int, render: bool = False) -> GymnasiumPool:
+        return GymnasiumPool(self, num_envs, render)
+
+    def arrange(self, obs: Array) -> Array:
+        """A discrete observation as a one-hot vector, bytes as bytes, all else as float32; channels last."""
+        if hasattr(self.observation_space, "n"):
+            first, number = int(self.observation_space.start), int(self.observation_space.n)
+            return jax.nn.one_hot(obs - first, number, dtype=jnp.float32)
+        obs = jnp.moveaxis(obs, 1, -1) if self.options["channels_first"] else obs
+        return obs.reshape((-1, *self.spec.obs_shape)).astype(self.spec.obs_dtype)
+
+
+class GymnasiumPool:
+    """Running environments, driven from a thread of their own."""
+
+    def __init__(self, env: GymnasiumEnv, num_envs: int, render: bool) -> None:
+        self.num_envs, self.env = num_envs, env
+        self._thread = _Thread(env.spec.id, env.timeout)
+        self._children: list[Any] = []
+        before = set(multiprocessing.active_children())
+        try:
+            self._vector = self._thread.call("start", lambda: env.vector(num_envs, render))
+        except BaseException:
+            self._children = [p for p in multiprocessing.active_children() if p not in before]
+            self._kill()
+            raise
+        self._children = list(getattr(self._vector, "processes", ()))
+        self._same_step = _resets_in_step(env.spec.id, self._vector)
+        self._over = np.zeros(num_envs, bool)
+
+    def reset(self, seed: int) -> np.ndarray:
+        self._over = np.zeros(self.num_envs, bool)
+        return self._guard("reset", lambda: _plain(self._vector.reset(seed=int(seed))[0]))
+
+    def send(self, action: np.ndarray) -> None:
+        action = self._legal(np.asarray(action))
+        self._thread.submit(lambda: self._vector.step(action))
+
+    def recv(self) -> HostStep:
+        obs, score, terminated, truncated, info = self._guard("step")
+        truncated = truncated & ~terminated
+        over = terminated | truncated
+        index = np.flatnonzero(over).astype(np.int32) if self._same_step else np.zeros(0, np.int32)
+        score = score.astype(np.float32)
+        step = HostStep(
+            obs=_plain(obs),
+            reward=score,
+            terminated=terminated,
+            truncated=truncated,
+            valid=np.ones(self.num_envs, bool) if self._same_step else ~self._over,
+            score=score,
+            episode_over=over,
+            final_index=index,
+            final_obs=_plain(np.stack([info["final_obs"][i] for i in index])) if len(index) else None,
+        )
+        self._over = over
+        return step
+
+    def render(self) -> np.ndarray:
+        frames = self._guard("render", lambda: self._vector.render())
+        return np.asarray(frames[0], np.uint8)
+
+    def close(self) -> None:
+        """End threads and processes, by force where one does not answer."""
+        if self._vector is None:
+            return
+        vector, self._vector = self._vector, None
+        if self._thread.idle and not self._thread.failed:
+            with contextlib.suppress(HostEnvError):  # what does not close is ended below
+                self._thread.call("close", vector.close, timeout=min(5.0, self.env.timeout))
+        vector.closed = True  # or it would try again, and wait, when it is collected
+        self._kill()
+
+    def _guard(self, what: str, work: Callable[[], Any] | None = None) -> Any:
+        """The result of `work`, or of what was submitted before."""
+        return self._thread.wait(what) if work is None else self._thread.call(what, work)
+
+    def _kill(self) -> None:
+        for process in self._children:
+            if process.is_alive():
+                process.kill()
+        for process in self._children:
+            process.join(timeout=5.0)
+        self._thread.stop()
+
+    def _legal(self, action: np.ndarray) -> np.ndarray:
+        space = self.env.action_space
+        if isinstance(self.env.spec.action, Discrete):
+            return action.astype(np.int64) + int(space.start)
+        return np.clip(action, space.low, space.high).astype(space.dtype)
+
+
+class _Thread:
+    """One thread that does one thing at a time for a caller who will not wait for ever.
+
+    It is a daemon: a step that hangs inside it cannot be stopped, but it does not keep the program alive.
+    """
+
+    def __init__(self, env_id: str, timeout: float) -> None:
+        self.env_id, self.timeout = env_id, timeout
+        self.idle, self.failed = True, False
+        self._work: queue.SimpleQueue = queue.SimpleQueue()
+        self._done: queue.SimpleQueue = queue.SimpleQueue()
+        threading.Thread(target=_serve, args=(self._work, self._done), daemon=True, name=f"env {env_id}").start()
+
+    def submit(self, work: Callable[[], Any]) -> None:
+        self.idle = False
+        self._work.put(work)
+
+    def wait(self, what: str, timeout: float | None = None) -> Any:
+        limit = self.timeout if timeout is None else timeout
+        try:
+            value, error = self._done.get(timeout=limit)
+        except queue.Empty:
+            self.failed = True
+            raise HostEnvError(f"{self.env_id}: {what} did not return within worker_timeout, {limit:g} s") from None
+        self.idle = True
+        if error is None:
+            return value
+        self.failed = True
+        if isinstance(error, (EOFError, ConnectionError)):
+            raise HostEnvError(f"{self.env_id}: a worker process died during {what}") from error
+        raise HostEnvError(f"{self.env_id}: {what} raised {type(error).__name__}: {_line(error)}") from error
+
+    def call(self, what: str, work: Callable[[], Any], timeout: float | None = None) -> Any:
+        self.submit(work)
+        return self.wait(what, timeout)
+
+    def stop(self) -> None:
+        self._work.put(None)
+
+
+def _serve(work: queue.SimpleQueue, done: queue.SimpleQueue) -> None:
+    while (task := work.get()) is not None:
+        try:
+            done.put((task(), None))
+        except BaseException as error:
+            done.put((None, error))
+
+
+def _in_thread(env_id: str, timeout: float, work: Callable[[], Any]) -> Any:
+    """What `work` gives, if it does within `timeout` seconds."""
+    thread = _Thread(env_id, timeout)
+    try:
+        return thread.call("start", work)
+    finally:
+        thread.stop()
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0]
+
+
+def _plain(obs: np.ndarray) -> np.ndarray:
+    """No doubles across to the device."""
+    return obs.astype(np.float32) if obs.dtype.kind == "f" else obs if obs.dtype == np.uint8 else obs.astype(np.int32)
+
+
+def _resets_in_step(env_id: str, vector: Any) -> bool:
+    from gymnasium.vector import AutoresetMode
+
+    mode = vector.metadata.get("autoreset_mode")
+    if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
+        raise ValueError(f"{env_id}: got autoreset mode {mode}, takes SAME_STEP or NEXT_STEP")
+    return mode == AutoresetMode.SAME_STEP
+
+
+def _observation(env_id: str, space: Any, channels_first: bool) -> tuple[tuple[int, ...], Any]:
+    """Shape and type of what networks read."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        return (int(space.n),), np.float32
+    if not isinstance(space, spaces.Box):
+        raise ValueError(f"{env_id}: got observations of {type(space).__name__}, takes Box or Discrete")
+    shape = tuple(space.shape) or (1,)
+    if channels_first:
+        if len(shape) != 3:
+            raise ValueError(f"{env_id} channels_first: got true for observations of shape {shape}, takes images")
+        shape = (*shape[1:], shape[0])
+    return shape, np.uint8 if space.dtype == np.uint8 else np.float32
+
+
+def _action(env_id: str, space: Any) -> Discrete | Box:
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        return Discrete(int(space.n))
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return Box(tuple(space.shape), np.asarray(space.low, np.float32), np.asarray(space.high, np.float32))
+    raise ValueError(f"{env_id}: got actions of {type(space).__name__}, takes Discrete or a Box of real numbers")

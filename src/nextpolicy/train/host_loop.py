@@ -1,0 +1,302 @@
+"""Rounds of a population whose environments run on the host: the same `learn_round`, another way of collecting.
+
+Each member has its own environments, in groups that are stepped in turn: while the policy acts for one group, the
+others step. Members run one after another through the same compiled functions and share one buffer on the device.
+An observation crosses to the device once and is stored once: the successor of step t is the observation of step t + 1,
+except where an environment was reset within its step, and those few true successors are kept beside.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from nextpolicy.envs.base import HostEnv, HostPool, HostStep
+from nextpolicy.nets.heads import Distribution
+from nextpolicy.train.device_loop import Program
+from nextpolicy.train.rollout import Episodes, action_noise, random_actions, shape_action
+from nextpolicy.train.state import Agent, Hypers, LearnerState, Setup, init_agent
+from nextpolicy.train.update import Metrics, learn_nothing, learn_round
+from nextpolicy.types import Array, PolicySnapshot, PyTree, Rollout
+
+
+class Buffer(NamedTuple):
+    """What the device keeps of a round while it is collected."""
+
+    obs: Array  # [T + 1, N, ...] raw; the last row is what the next round starts from
+    action: Array  # [T, N] or [T, N, A]
+    dist: Distribution  # leaves [T, N, ...]: the behavioural policy's
+
+
+class Log(NamedTuple):
+    """What the host keeps of a round: a few bytes per step, sent to the device once."""
+
+    reward: np.ndarray  # [T, N]
+    terminated: np.ndarray
+    truncated: np.ndarray
+    valid: np.ndarray
+    discounted_return: np.ndarray
+    finals: list[tuple[int, np.ndarray, np.ndarray]]  # (t, environments [K], their true successors [K, ...])
+    totals: np.ndarray  # [3] returns, lengths and number of the finished episodes
+
+    @classmethod
+    def empty(cls, length: int, num_envs: int) -> Log:
+        number, flag = np.zeros((length, num_envs), np.float32), np.zeros((length, num_envs), bool)
+        return cls(number, flag, flag.copy(), flag.copy(), number.copy(), [], np.zeros(3))
+
+
+class Counters(NamedTuple):
+    """The unfinished episodes of a member's N environments."""
+
+    episode_return: np.ndarray
+    episode_length: np.ndarray
+    discounted_return: np.ndarray
+
+    @classmethod
+    def zeros(cls, num_envs: int) -> Counters:
+        return cls(np.zeros(num_envs), np.zeros(num_envs, np.int64), np.zeros(num_envs))
+
+
+class Compiled(NamedTuple):
+    """The functions that run on the device; `hypers` and agents are data, so all members share them."""
+
+    begin: Any  # (agent, explore) -> (agent, noise for the round)
+    act: Any  # (snapshot, buffer, obs, noise, t, column, explore) -> (buffer, action)
+    keep: Any  # (buffer, obs, column) -> buffer: the observations after the last step
+    successors: Any  # (buffer, t, environments, their true successors) -> next_obs [T, N, ...]
+    learn: Any  # (hypers, agent, buffer, next_obs or None, data, explore) -> (agent, metrics or None)
+
+
+def compile_functions(setup: Setup, env: HostEnv) -> Compiled:
+    """Compiled on first use, once for all members."""
+    length, num_envs, spec = setup.config.ppo.rollout_length, setup.config.environment.num_envs, setup.spec
+
+    def begin(agent: Agent, explore: bool) -> tuple[Agent, Array]:
+        key_next, key_collect = jax.random.split(agent.key)
+        key_act, _, key_random = jax.random.split(key_collect, 3)
+        draw = partial(random_actions, spec, key_random) if explore else partial(action_noise, spec, key_act)
+        return agent._replace(key=key_next), draw((length, num_envs))
+
+    def act(
+        snapshot: PolicySnapshot, buffer: Buffer, obs: Array, noise: Array, t: Array, column: Array, explore: bool
+    ) -> tuple[Buffer, Array]:
+        obs = env.arrange(obs)
+        dist = setup.networks.policy(snapshot)(obs)
+        own = jax.lax.dynamic_slice(noise, (t, column, *[0] * (noise.ndim - 2)), (1, len(obs), *noise.shape[2:]))[0]
+        action = own if explore else dist.perturbed(own)
+        row = Buffer(obs, action, dist)
+        return jax.tree.map(lambda whole, part: _write(whole, part, t, column), buffer, row), action
+
+    def keep(buffer: Buffer, obs: Array, column: Array) -> Buffer:
+        return buffer._replace(obs=_write(buffer.obs, env.arrange(obs), jnp.int32(length), column))
+
+    def successors(buffer: Buffer, t: Array, environment: Array, final_obs: Array) -> Array:
+        return buffer.obs[1:].at[t, environment].set(env.arrange(final_obs), mode="drop")
+
+    def learn(
+        hypers: Hypers, agent: Agent, buffer: Buffer, next_obs: Array | None, data: dict[str, Array], explore: bool
+    ) -> tuple[Agent, Metrics | None]:
+        rollout = Rollout(
+            obs=buffer.obs[:-1],
+            next_obs=buffer.obs[1:] if next_obs is None else next_obs,
+            action=buffer.action,
+            reward=data["reward"],
+            terminated=data["terminated"],
+            truncated=data["truncated"],
+            behaviour_log_prob=buffer.dist.log_prob(buffer.action),
+            behaviour_dist=buffer.dist,
+            valid=None if env.resets_in_step else data["valid"],
+        )
+        returns, lengths, finished = data["totals"]
+        episodes = Episodes(returns, lengths, finished, data["discounted_return"])
+        if explore:
+            return learn_nothing(setup, agent, rollout, episodes), None
+        return learn_round(setup, hypers, agent, rollout, episodes)
+
+    return Compiled(
+        begin=jax.jit(begin, static_argnames="explore", donate_argnums=0),
+        act=jax.jit(act, static_argnames="explore", donate_argnums=1),
+        keep=jax.jit(keep, donate_argnums=0),
+        successors=jax.jit(successors),
+        learn=jax.jit(learn, static_argnames="explore", donate_argnums=1),
+    )
+
+
+def _write(whole: Array, part: Array, t: Array, column: Array) -> Array:
+    """`part` [n, ...] into row `t` of `whole` [T, N, ...], from `column` on."""
+    return jax.lax.dynamic_update_slice(whole, part[None], (t, column, *[0] * (whole.ndim - 2)))
+
+
+class Worker:
+    """One member's environments: its groups, what each saw last, and its unfinished episodes."""
+
+    def __init__(self, setup: Setup, env: HostEnv, seed: int, gamma: float) -> None:
+        self.setup, self.env, self.seed, self.gamma = setup, env, seed, gamma
+        self.num_envs, self.length = setup.config.environment.num_envs, setup.config.ppo.rollout_length
+        self.pools: list[HostPool] = []
+        self.seen: list[Any] = []  # per group: observations [n, ...] that the next action is for
+
+    def start(self, round_index: int) -> None:
+        """Fresh environments; the seed also goes by the round, so that a resumed run does not repeat its start."""
+        groups = max(g for g in range(1, self.env.groups + 1) if self.num_envs % g == 0)
+        for group in range(groups):
+            self.pools.append(self.env.start(self.num_envs // groups))
+            sequence = np.random.SeedSequence((self.seed, round_index, group))
+            seed = int(sequence.generate_state(1)[0]) % (2**31 - self.num_envs)
+            self.seen.append(self.pools[group].reset(seed))
+        self.counters = Counters.zeros(self.num_envs)
+
+    def close(self) -> None:
+        pools, self.pools = self.pools, []
+        for pool in pools:
+            pool.close()
+
+    def collect(
+        self, compiled: Compiled, snapshot: PolicySnapshot, noise: Array, buffer: Buffer, explore: bool
+    ) -> tuple[Buffer, Log]:
+        """T steps of every environment; the round's observations, actions and distributions are left in the buffer."""
+        log = Log.empty(self.length, self.num_envs)
+        size = self.num_envs // len(self.pools)
+        for t in range(self.length + 1):
+            for group, pool in enumerate(self.pools):
+                column = np.int32(group * size)
+                if t > 0:
+                    step = pool.recv()
+                    self.seen[group] = jax.device_put(step.obs)
+                    self._record(log, step, t - 1, group * size)
+                if t < self.length:
+                    given = (snapshot, buffer, self.seen[group], noise, np.int32(t), column)
+                    buffer, action = compiled.act(*given, explore=explore)
+                    pool.send(np.asarray(shape_action(self.setup.spec, action)))
+                else:
+                    buffer = compiled.keep(buffer, self.seen[group], column)
+        return buffer, log
+
+    def _record(self, log: Log, step: HostStep, t: int, column: int) -> None:
+        """Row t of the log from one group's step; a step that is not valid belongs to no episode."""
+        part = slice(column, column + len(step.reward))
+        returns, lengths, discounted = (x[part] for x in self.counters)
+        returns += np.where(step.valid, step.score, 0.0)
+        lengths += step.valid
+        discounted[:] = discounted * self.gamma + np.where(step.valid, step.reward, 0.0)
+        rows = (step.reward, step.terminated, step.truncated, step.valid, discounted)
+        for table, row in zip(log[:5], rows, strict=True):
+            table[t, part] = row
+        over = step.episode_over
+        log.totals[:] += (returns[over].sum(), lengths[over].sum(), over.sum())
+        returns[over], lengths[over] = 0.0, 0
+        discounted[step.terminated | step.truncated] = 0.0
+        if step.final_obs is not None:
+            log.finals.append((t, step.final_index + column, step.final_obs))
+
+
+class HostLoop:
+    """A population on host environments, with the interface of a device program."""
+
+    def __init__(self, setup: Setup, hypers: Hypers, env: HostEnv, seeds: np.ndarray) -> None:
+        self.setup, self.env = setup, env
+        self.hypers = [jax.tree.map(lambda x, i=i: jnp.asarray(x[i]), hypers) for i in range(len(seeds))]
+        gammas = np.asarray(hypers.gamma, np.float64)
+        self.workers = [Worker(setup, env, int(s), float(g)) for s, g in zip(seeds, gammas, strict=True)]
+        self.compiled = compile_functions(setup, env)
+        self.buffer: Buffer | None = None
+
+    def init(self, seeds: Array) -> LearnerState:
+        """Fresh agents, leaves [M, ...]; the same parameters as a device program's for the same seeds."""
+        return init_members(self.setup, seeds)
+
+    def block(self, state: LearnerState, rounds: int) -> tuple[LearnerState, Metrics, PyTree]:
+        """`rounds` rounds of every member; environments start with the first block and then go on."""
+        agents = [jax.tree.map(lambda x, i=i: x[i], state.agent) for i in range(len(self.workers))]
+        if not self.workers[0].pools:
+            agents = self._start(agents)
+        rows: list[list[Metrics]] = [[] for _ in agents]
+        for _ in range(rounds):
+            for i in range(len(agents)):
+                agents[i], metrics = self._round(i, agents[i])
+                assert metrics is not None
+                rows[i].append(metrics)
+        table = jax.tree.map(lambda *x: np.asarray(x), *[m for row in rows for m in row])
+        shaped = jax.tree.map(lambda x: x.reshape((len(agents), rounds)), table)
+        return LearnerState(jax.tree.map(lambda *x: jnp.stack(x), *agents), None), shaped, None  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """Stop every environment."""
+        for worker in self.workers:
+            worker.close()
+
+    def _start(self, agents: list[Agent]) -> list[Agent]:
+        warm_up = -(-self.setup.config.environment.warmup_steps // self.setup.config.ppo.rollout_length)
+        for i, worker in enumerate(self.workers):
+            done = int(agents[i].round)
+            worker.start(done)
+            for _ in range(warm_up if done == 0 else 0):
+                agents[i] = self._round(i, agents[i], explore=True)[0]
+        return agents
+
+    def _round(self, member: int, agent: Agent, explore: bool = False) -> tuple[Agent, Metrics | None]:
+        """Collect and learn; or, to warm up, act at random and only fill the statistics."""
+        worker, compiled = self.workers[member], self.compiled
+        agent, noise = compiled.begin(agent, explore=explore)
+        buffer = self._room(agent, worker) if self.buffer is None else self.buffer
+        self.buffer = None  # donated while it is filled: nothing is left to reuse if collection fails
+        buffer, log = worker.collect(compiled, agent.behaviour, noise, buffer, explore)
+        next_obs = compiled.successors(buffer, *_padded(log, worker)) if self.env.resets_in_step else None
+        data = {
+            name: getattr(log, name) for name in ("reward", "terminated", "truncated", "discounted_return", "valid")
+        }
+        data["totals"] = log.totals.astype(np.float32)
+        agent, metrics = compiled.learn(self.hypers[member], agent, buffer, next_obs, data, explore=explore)
+        self.buffer = buffer
+        return agent, metrics
+
+    def _room(self, agent: Agent, worker: Worker) -> Buffer:
+        """An empty buffer of the right shapes."""
+        length, num_envs = worker.length, worker.num_envs
+        seen = worker.seen[0]
+        one = jax.eval_shape(
+            lambda o: self.env.arrange(o), jax.ShapeDtypeStruct((num_envs, *seen.shape[1:]), seen.dtype)
+        )
+        dist = jax.eval_shape(lambda a, o: self.setup.networks.policy(a.behaviour)(o), agent, one)
+        action = jax.eval_shape(lambda d: d.mode(), dist)
+        zeros = lambda rows: lambda x: jnp.zeros((rows, *x.shape), x.dtype)  # noqa: E731
+        return Buffer(zeros(length + 1)(one), zeros(length)(action), jax.tree.map(zeros(length), dist))
+
+
+def _padded(log: Log, worker: Worker) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All true successors of a round as (t, environment, observation), padded so that few lengths are compiled.
+
+    Padding is at t = T, which lies outside and is dropped.
+    """
+    count = sum(len(index) for _, index, _ in log.finals)
+    room = 1 << max(count - 1, 0).bit_length()
+    like = log.finals[0][2] if log.finals else np.asarray(worker.seen[0])
+    t, environment = np.full(room, worker.length, np.int32), np.zeros(room, np.int32)
+    final_obs = np.zeros((room, *like.shape[1:]), like.dtype)
+    if log.finals:
+        t[:count] = np.concatenate([np.full(len(index), at) for at, index, _ in log.finals])
+        environment[:count] = np.concatenate([index for _, index, _ in log.finals])
+        final_obs[:count] = np.concatenate([obs for _, _, obs in log.finals])
+    return t, environment, final_obs
+
+
+def init_members(setup: Setup, seeds: Array) -> LearnerState:
+    """Agents of all members before any round; host environments keep no state that could be saved."""
+
+    def one(seed: Array) -> Agent:
+        key_agent, _, _ = jax.random.split(jax.random.key(seed), 3)
+        return init_agent(setup, key_agent)
+
+    return LearnerState(jax.lax.map(one, jnp.asarray(seeds)), None)  # type: ignore[arg-type]
+
+
+def build_host_program(setup: Setup, hypers: Hypers, env: HostEnv, seeds: np.ndarray, *, capacity: int) -> Program:
+    """The population whose numbers are `hypers` (leaves [M]) on environments of the host."""
+    loop = HostLoop(setup, hypers, env, seeds)
+    mesh = Mesh(np.asarray(jax.devices()[:1]).reshape(1, 1), ("members", "envs"))
+    return Program(loop.init, loop.block, capacity, mesh, loop.close)
