@@ -405,6 +405,8 @@ def _validate(config: TrainConfig) -> None:
                 raise ConfigError(f"{name}: got {got:g}, takes a number {words}")
     if not config.net.hidden or min(config.net.hidden) < 1:
         raise ConfigError(f"hidden: got {config.net.hidden}, takes one or more widths of at least 1")
+    if not config.run.seeds or min(config.run.seeds) < 0 or max(config.run.seeds) >= 2**32:
+        raise ConfigError(f"seeds: got {config.run.seeds}, takes one or more whole numbers from 0 to 2^32 - 1")
     for algo in config.gate.algo:
         if algo not in ALGOS:
             raise ConfigError(

@@ -210,8 +210,8 @@ class Run:
 
         `episodes` in all, spread evenly over `num_envs` (default: one each), so that short ones count no more.
         """
-        environments = num_envs or episodes
-        if episodes < 1 or episodes % environments:
+        environments = episodes if num_envs is None else num_envs
+        if episodes < 1 or environments < 1 or episodes % environments:
             raise ConfigError(f"episodes: got {episodes}, takes a multiple of num_envs, {environments}")
         env, networks = self._job.setup.env, self._job.setup.networks
         spread = {"num_envs": environments, "episodes": episodes // environments}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,8 @@ import jax
 
 from nextpolicy.run.folder import RunError, write_json
 from nextpolicy.types import PyTree
+
+_LEFTOVER = re.compile(r"\d{8}(\.orbax-checkpoint-tmp.*)?")  # a checkpoint's folder, or Orbax's while it writes one
 
 
 def save(folder: Path, rounds_done: int, state: PyTree, keep: int) -> None:
@@ -39,7 +42,7 @@ def save(folder: Path, rounds_done: int, state: PyTree, keep: int) -> None:
 
 def list_rounds(folder: Path) -> list[int]:
     """Rounds of the checkpoints that were saved to the end, oldest first."""
-    return sorted(int(p.stem) for p in folder.glob("*.json") if p.stem.isdigit())
+    return sorted(int(p.stem) for p in folder.glob("*.json") if re.fullmatch(r"\d{8}", p.stem))
 
 
 def newest_whole(folder: Path, at_most: int, say: Callable[[str], None]) -> int | None:
@@ -71,10 +74,13 @@ def restore(folder: Path, rounds_done: int, template: PyTree) -> PyTree:
 
 
 def prune_after(folder: Path, rounds_done: int) -> None:
-    """Drop checkpoints past `rounds_done`, whole or not."""
-    for path in folder.glob("*.json"):
-        if path.stem.isdigit() and int(path.stem) > rounds_done:
-            _remove(path.with_suffix(""))
+    """Drop checkpoints past `rounds_done`, and what saves or removals cut short have left; other files stay."""
+    for rounds in list_rounds(folder):
+        if rounds > rounds_done:
+            _remove(folder / f"{rounds:08d}")
+    for path in folder.iterdir():
+        if _LEFTOVER.fullmatch(path.name) and not path.with_suffix(".json").exists():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _checkpointer() -> Any:
@@ -129,9 +135,10 @@ def _fault(path: Path) -> str | None:
     """What is wrong with a checkpoint's files, or None."""
     try:
         manifest = json.loads(path.with_suffix(".json").read_text())["files"]
-    except (json.JSONDecodeError, KeyError, OSError):
+        expected = {str(name): (int(size), str(digest)) for name, (size, digest) in manifest.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, OSError):
         return "its manifest cannot be read"
-    for name, (size, digest) in manifest.items():
+    for name, (size, digest) in expected.items():
         file = path / name
         if not file.is_file():
             return f"{name} is missing"

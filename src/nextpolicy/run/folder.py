@@ -99,8 +99,8 @@ class RunFolder:
     def raw_config(self) -> dict[str, Any]:
         """config.json as it stands."""
         try:
-            return json.loads((self.path / "config.json").read_text())
-        except json.JSONDecodeError as error:
+            return dict(json.loads((self.path / "config.json").read_text()))
+        except (ValueError, TypeError) as error:
             raise RunError(f"run: {self.path / 'config.json'} is not JSON ({error}); the run cannot be read") from None
 
     def config(self) -> TrainConfig:
@@ -117,8 +117,8 @@ class RunFolder:
 
     def status(self) -> dict[str, Any]:
         try:
-            return json.loads((self.path / "status.json").read_text())
-        except (OSError, json.JSONDecodeError):
+            return dict(json.loads((self.path / "status.json").read_text()))
+        except (OSError, ValueError, TypeError):
             return {"state": "unknown"}
 
     def set_status(self, state: str, **facts: Any) -> None:

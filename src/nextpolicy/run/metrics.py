@@ -71,7 +71,7 @@ def first_damage(folder: Path) -> tuple[int, Path | None] | None:
         if first != expected:
             return expected, None
         try:
-            rows = pd.read_parquet(path, columns=["round"])
+            rows = pd.read_parquet(path)
             whole = len(rows) and rows["round"].min() == first and rows["round"].max() == last
         except Exception:
             # pyarrow raises many kinds of error on damaged files; any of them means the part cannot be used.
@@ -90,6 +90,8 @@ def end(folder: Path) -> int:
 
 def trim(folder: Path, rounds_done: int) -> None:
     """Delete parts past a checkpoint, so that what is done again is not there twice; a part across it is cut."""
+    for unfinished in folder.glob(".part-*.tmp"):
+        unfinished.unlink()
     for first, last, path in parts(folder):
         if first >= rounds_done:
             path.unlink()

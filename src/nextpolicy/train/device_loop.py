@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -102,11 +103,14 @@ def population_mode(mode: str) -> str:
     return mode if mode != "auto" else "map" if jax.default_backend() == "cpu" else "vmap"
 
 
-def layout(members: int, num_envs: int, devices: list[Any]) -> Mesh:
-    """How a population lies on the devices: over members as far as they go, then over environments."""
+def layout(members: int, shares: int, devices: list[Any]) -> Mesh:
+    """How a population lies on the devices: over members as far as they go, then over environments.
+
+    `shares` is what the environments may be split by: any divisor of it.
+    """
     across_members = max(d for d in range(1, len(devices) + 1) if members % d == 0)
     left = len(devices) // across_members
-    across_envs = max(d for d in range(1, left + 1) if num_envs % d == 0)
+    across_envs = max(d for d in range(1, left + 1) if shares % d == 0)
     # Environments are split only where members cannot fill the machine: it changes what a minibatch is made of.
     if members >= len(devices):
         across_envs = 1
@@ -118,10 +122,15 @@ def build_program(
     setup: Setup, hypers: Hypers, *, capacity: int, observer: Observer | None = None, devices: list[Any] | None = None
 ) -> Program:
     """Compile-once functions for the population whose numbers are `hypers` (leaves [M])."""
-    mesh = layout(len(hypers.gamma), setup.config.environment.num_envs, devices or jax.devices())
+    # Every device takes an equal part of the environments and of each minibatch.
+    shares = math.gcd(setup.config.environment.num_envs, setup.config.ppo.minibatch_size)
+    mesh = layout(len(hypers.gamma), shares, devices or jax.devices())
+    idle = {d.process_index for d in jax.devices()} - {d.process_index for d in mesh.devices.flat}
+    if idle:
+        count = len(hypers.gamma)
+        raise ValueError(f"num_processes: got {jax.process_count()} for {count} members, takes a divisor of that")
     shards = mesh.shape["envs"]
     if shards > 1:
-        _check_shards(setup, shards)
         setup = replace(setup, axis_name="envs", env_shards=shards)
     mode = population_mode(setup.config.run.population)
     members, replicated = PartitionSpec("members"), PartitionSpec()
@@ -156,11 +165,3 @@ def build_program(
         capacity=capacity,
         mesh=mesh,
     )
-
-
-def _check_shards(setup: Setup, shards: int) -> None:
-    size = setup.config.ppo.minibatch_size
-    if size % shards:
-        raise ValueError(
-            f"minibatch_size: got {size}, takes a multiple of the {shards} devices the environments lie on"
-        )

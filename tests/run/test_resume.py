@@ -1,0 +1,249 @@
+"""A run that was killed and resumed is the run that was not, bit for bit; damage is seen, said and got around."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nextpolicy
+from nextpolicy.run import checkpoint, folder, metrics
+from nextpolicy.run.folder import RunError
+
+from .helpers import COMMAND, SMALL, assert_same_run, contents, environment, options
+
+# Environments of other people, and a member axis of their code: their own rules.
+pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse]
+
+FIELDS: dict[str, Any] = {**SMALL, "seeds": 2, "algo": ("sv-dynamic",), "normalise_reward": True}
+
+
+class Killed(BaseException):
+    """Stands for a kill where a process of its own would only cost time: nothing in the package catches it."""
+
+
+def small(env: str = "four-rooms", **fields: Any) -> dict[str, Any]:
+    return {"env": env, "quiet": True, **FIELDS, **fields}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> nextpolicy.Run:
+    return nextpolicy.train(**small(), out=tmp_path_factory.mktemp("runs") / "whole")
+
+
+def killed_in(out: Path, patch: pytest.MonkeyPatch, module: Any, name: str, call: int, after: bool = False) -> None:
+    """Train until the `call`-th call of `module.name`, which kills (before or after it has done its work)."""
+    original, calls = getattr(module, name), iter(range(1, 10_000))
+
+    def deadly(*args: Any, **kwargs: Any) -> Any:
+        count = next(calls)
+        if count == call and not after:
+            raise Killed
+        result = original(*args, **kwargs)
+        if count == call:
+            raise Killed
+        return result
+
+    with patch.context() as p:
+        p.setattr(module, name, deadly)
+        with pytest.raises(Killed):
+            nextpolicy.train(**small(), out=out)
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six of ten rounds, with the checkpoints of rounds 5 and 6."""
+    out = tmp_path_factory.mktemp("runs") / "part"
+    with pytest.MonkeyPatch.context() as patch:
+        killed_in(out, patch, metrics, "write_part", 7)
+    assert checkpoint.list_rounds(out / "checkpoints") == [5, 6]
+    assert metrics.end(out / "metrics") == 6
+    return out
+
+
+# --- where a kill can fall ---
+
+MOMENTS: list[tuple[Any, str, int, bool]] = [
+    (metrics, "write_part", 4, False),  # between a block and its metrics
+    (metrics, "write_part", 4, True),  # between metrics and checkpoint
+    (checkpoint, "_flat", 4, False),  # before Orbax has written anything
+    (checkpoint, "_digest", 20, False),  # Orbax is done, its manifest is not written
+    (checkpoint, "_remove", 6, False),  # before an old checkpoint is dropped
+    (folder.os, "replace", 9, False),  # a small file is written and not yet in place
+]
+
+
+@pytest.mark.parametrize(("module", "name", "call", "after"), MOMENTS)
+def test_killed_at_a_chosen_moment(
+    uninterrupted: nextpolicy.Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: Any,
+    name: str,
+    call: int,
+    after: bool,
+) -> None:
+    killed_in(tmp_path / "run", monkeypatch, module, name, call, after)
+    assert folder.RunFolder.open(tmp_path / "run").status()["state"] == "running"
+    run = nextpolicy.resume(tmp_path / "run", quiet=True)
+    assert_same_run(run, uninterrupted)
+    assert not list(run.path.rglob("*.tmp"))
+    assert not list(run.path.rglob("*orbax-checkpoint-tmp*"))
+
+
+def kill_and_resume(env: str, out: Path, kills: int, seed: int, **fields: Any) -> None:
+    """Start a run as a process, kill it at random moments, resume it each time, and let the last one finish."""
+    print(f"kills at random moments, seed {seed}")
+    draw = random.Random(seed)
+    chosen = {k: v for k, v in small(env, **fields).items() if k not in ("env", "quiet")}
+    command = [*COMMAND, "train", env, "--quiet", "--out", str(out), *options(**chosen)]
+    for _ in range(kills):
+        with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+            parts = lambda: len(list((out / "metrics").glob("part-*.parquet")))  # noqa: E731
+            already, deadline = parts(), time.monotonic() + 200
+            while parts() <= already and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(draw.uniform(0.0, 0.6))
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            assert process.returncode == -signal.SIGKILL, process.stderr.read() if process.stderr else ""
+        command = [*COMMAND, "resume", str(out), "--quiet"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_killed_twice_at_random_moments(tmp_path: Path) -> None:
+    seed = int.from_bytes(os.urandom(4), "little")
+    long = {"total_env_steps": 32 * 60}
+    kill_and_resume("four-rooms", tmp_path / "killed", kills=2, seed=seed, **long)
+    whole = nextpolicy.train(**small(**long), out=tmp_path / "whole")
+    assert_same_run(nextpolicy.load(tmp_path / "killed"), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", ["four-rooms", "gymnax/CartPole-v1", "gymnax/Pendulum-v1", "brax/inverted_pendulum"])
+def test_killed_ten_times_in_a_row(tmp_path: Path, env: str) -> None:
+    seed = int.from_bytes(os.urandom(4), "little")
+    fields = {"total_env_steps": 32 * 400, "normalise_obs": env != "four-rooms"}
+    kill_and_resume(env, tmp_path / "killed", kills=10, seed=seed, **fields)
+    whole = nextpolicy.train(**small(env, **fields), out=tmp_path / "whole")
+    assert_same_run(nextpolicy.load(tmp_path / "killed"), whole)
+
+
+# --- damage ---
+
+
+def largest(path: Path) -> Path:
+    return max((p for p in path.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+
+
+def truncate(path: Path) -> None:
+    with open(path, "r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def part(run: Path, first: int) -> Path:
+    return run / "metrics" / f"part-{first:08d}-{first:08d}.parquet"
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "checkpoint cut short": (lambda r: truncate(largest(r / "checkpoints/00000006")), "checkpoint 6 is damaged"),
+    "checkpoint bit flipped": (lambda r: flip_a_bit(largest(r / "checkpoints/00000006")), "has other content"),
+    "checkpoint file gone": (lambda r: largest(r / "checkpoints/00000006").unlink(), "is missing"),
+    "manifest cut short": (lambda r: truncate(r / "checkpoints/00000006.json"), "manifest cannot be read"),
+    "manifest is a list": (lambda r: (r / "checkpoints/00000006.json").write_text("[1]"), "manifest cannot be read"),
+    "manifest is bytes": (lambda r: (r / "checkpoints/00000006.json").write_bytes(b"\xff\xfe"), "cannot be read"),
+    "all checkpoints cut short": (
+        lambda r: [truncate(largest(r / f"checkpoints/0000000{n}")) for n in (5, 6)],
+        "starting again from round 0",
+    ),
+    "last part cut short": (lambda r: truncate(part(r, 5)), "metrics from round 5 on are damaged"),
+    "middle part gone": (lambda r: part(r, 2).unlink(), "metrics from round 2 on are damaged"),
+    "part is garbage": (lambda r: part(r, 5).write_bytes(b"not parquet"), "metrics from round 5 on are damaged"),
+    "manifest names no sizes": (
+        lambda r: (r / "checkpoints/00000006.json").write_text('{"files": {"x": 1}}'),
+        "manifest cannot be read",
+    ),
+    "status is garbage": (lambda r: (r / "status.json").write_text("{"), ""),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_damage_is_seen_said_and_got_around(
+    what: str, uninterrupted: nextpolicy.Run, interrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    spoil, said = DAMAGE[what]
+    shutil.copytree(interrupted, tmp_path / "run")
+    spoil(tmp_path / "run")
+    run = nextpolicy.resume(tmp_path / "run", quiet=True)
+    assert said in capsys.readouterr().err
+    assert_same_run(run, uninterrupted)
+
+
+def test_foreign_files_are_left_alone(
+    uninterrupted: nextpolicy.Run, interrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    shutil.copytree(interrupted, tmp_path / "run")
+    foreign = ["notes.txt", "checkpoints/notes.json", "checkpoints/7", "checkpoints/mine/x", "metrics/part-x.parquet"]
+    foreign += ["metrics/other.parquet", "checkpoints/99.json"]
+    for name in foreign:
+        (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "run" / name).write_text("keep me")
+    assert_same_run(nextpolicy.resume(tmp_path / "run", quiet=True), uninterrupted)
+    assert all((tmp_path / "run" / name).read_text() == "keep me" for name in foreign)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_finished_run_is_not_touched(uninterrupted: nextpolicy.Run) -> None:
+    before = contents(uninterrupted.path)
+    nextpolicy.resume(uninterrupted.path, quiet=True)
+    assert contents(uninterrupted.path) == before
+
+
+def test_a_run_held_by_another_process_is_refused(interrupted: Path, tmp_path: Path) -> None:
+    shutil.copytree(interrupted, tmp_path / "run")
+    holder = folder.RunFolder.open(tmp_path / "run").locked()
+    try:
+        with pytest.raises(RunError, match="is being written by another process"):
+            nextpolicy.resume(tmp_path / "run", quiet=True)
+    finally:
+        holder.unlock()
+
+
+def test_old_checkpoints_are_dropped(uninterrupted: nextpolicy.Run) -> None:
+    assert checkpoint.list_rounds(uninterrupted.path / "checkpoints") == [9, 10]
+    folders = sorted(p.name for p in (uninterrupted.path / "checkpoints").iterdir() if p.is_dir())
+    assert folders == ["00000009", "00000010"]
+
+
+def test_a_checkpoint_of_another_program_is_refused(interrupted: Path, tmp_path: Path) -> None:
+    shutil.copytree(interrupted, tmp_path / "run")
+    config = tmp_path / "run" / "config.json"
+    config.write_text(config.read_text().replace('"layer_norm": true', '"layer_norm": false'))
+    with pytest.raises(RunError, match="its state differs from this program's at"):
+        nextpolicy.resume(tmp_path / "run", quiet=True)
+
+
+def test_block_lengths_do_not_show(uninterrupted: nextpolicy.Run, tmp_path: Path) -> None:
+    """Also where the machine chooses them: capacity and blocks are others, the result is not."""
+    run = nextpolicy.train(**small(block_rounds=4), out=tmp_path / "run")
+    drop = ["steps_per_second"]
+    one, other = (r.metrics.drop(columns=drop) for r in (run, uninterrupted))
+    assert list(one.columns) == list(other.columns)
+    np.testing.assert_array_equal(one["round"], other["round"])
+    np.testing.assert_allclose(one["value_loss"], other["value_loss"], rtol=1e-4)
