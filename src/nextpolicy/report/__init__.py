@@ -1,1 +1,1 @@
-"""report"""
+"""Tables, figures and a page, from run folders alone."""

@@ -106,7 +106,11 @@ def aggregate_row(table: pd.DataFrame) -> AggregateRow:
         raise ValueError(f"table: got no column {', '.join(missing)}, takes {', '.join(needed)}")
     if len(table) == 0:
         raise ValueError("table: got no rows, takes one per environment")
-    score = table["score_pct_of_ppo"].to_numpy(np.float64)
+    return aggregate_of(*(table[name].to_numpy(np.float64) for name in needed))
+
+
+def aggregate_of(score: np.ndarray, kl_target: np.ndarray, kl_behaviour: np.ndarray) -> AggregateRow:
+    """The row of a suite from its columns, each with one entry per environment."""
     q1, median, q3 = (float(q) for q in np.percentile(score, [25, 50, 75]))
     return AggregateRow(
         median_pct_ppo=median,
@@ -115,8 +119,8 @@ def aggregate_row(table: pd.DataFrame) -> AggregateRow:
         geomean_pct_ppo=geometric_mean(score),
         geomean_spread=geometric_spread(score),
         beat_ppo_pct=100.0 * float(np.mean(score > 100.0)),
-        kl_target_x_ppo=geometric_mean(table["kl_target_x_ppo"].to_numpy(np.float64)),
-        kl_behaviour_x_ppo=geometric_mean(table["kl_behaviour_x_ppo"].to_numpy(np.float64)),
+        kl_target_x_ppo=geometric_mean(kl_target),
+        kl_behaviour_x_ppo=geometric_mean(kl_behaviour),
     )
 
 
