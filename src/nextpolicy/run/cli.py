@@ -25,6 +25,9 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; 0 if it did what was asked, 2 with one line on stderr if it could not."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments[:1] == ["study"]:
+        # Studies solve many small systems: threads inside each only wait for one another. Read when NumPy is loaded.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from nextpolicy.config import nearest
 
     try:

@@ -170,7 +170,8 @@ def certificates(study: Study) -> Figure:
         lost = truth - study.column("sv-dynamic", name)
         slack.plot(np.median(lost, axis=0), label=label, linestyle=style, color="#00477A")
     slack.axhline(1.0 / (1.0 - study.mdp.gamma), color="0.5", linewidth=0.8)
-    slack.text(0, 1.0 / (1.0 - study.mdp.gamma), " 1/(1-γ), the most any return can be", fontsize=7, va="bottom")
+    most = {"fontsize": 7, "va": "top"}
+    slack.text(0.3 * study.rounds, 1.0 / (1.0 - study.mdp.gamma), "1/(1-γ), the most any return can be", **most)
     slack.set(yscale="log", xlabel="round k", ylabel="improvement - bound (return)")
     slack.set_title("(a) Slack of the bounds, SV-PPO (dynamic)", fontsize=10)
     slack.set_ylim(top=1e10)
@@ -213,7 +214,7 @@ def examination(study: Study, algo: str, seed: int) -> Figure:
         images[1] = maze.heat(column[1], predicted[i], scale, marks=False)
         images[2] = maze.signed(column[2], predicted[i] - truth[i], limit, marks=False)
         images[3] = maze.heat(column[3], visited[i], maze.visitation_norm(visited), marks=False)
-        maze.arrows(column[4], run.behaviour[k + 1], marks=False, width=0.013)
+        maze.arrows(column[4], run.behaviour[k + 1], marks=False)
     names = ("true V\nof the target", "predicted v", "v - V", "visitation of\nthe next behaviour", "next behaviour")
     units = ("V(s)", "v(s)", "v(s) - V(s)", "share (log)", "")
     for row, name, image, unit in zip(grid, names, images, units):

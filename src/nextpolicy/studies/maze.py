@@ -62,7 +62,7 @@ def signed(axes: Axes, values: np.ndarray, limit: float, title: str = "", marks:
     return image
 
 
-def arrows(axes: Axes, policy: np.ndarray, title: str = "", marks: bool = True, width: float = 0.009) -> Any:
+def arrows(axes: Axes, policy: np.ndarray, title: str = "", marks: bool = True) -> Any:
     """An arrow per state and action [104, 4], as long as the action is likely; below 5 % none."""
     frame(axes, title, marks=marks)
     state, action = np.nonzero(policy >= SMALLEST_ARROW)
@@ -72,7 +72,7 @@ def arrows(axes: Axes, policy: np.ndarray, title: str = "", marks: bool = True, 
     length = 0.62 * policy[state, action]
     return axes.quiver(
         cols, rows, four_rooms.MOVES[action, 1] * length, four_rooms.MOVES[action, 0] * length, angles="xy",
-        scale_units="xy", scale=1.0, width=width, headwidth=4.0, headlength=4.0, headaxislength=3.6, minlength=0.5,
+        scale_units="xy", scale=1.0, width=0.009, headwidth=4.0, headlength=4.0, headaxislength=3.6, minlength=0.5,
         color="black", zorder=4,
     )  # fmt: skip
 
