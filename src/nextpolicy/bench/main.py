@@ -26,7 +26,8 @@ def main(arguments: list[str], parser_class: Any, parse: Callable[..., Any]) -> 
     """Measure and print; `--out` keeps every number as JSON."""
     parser = parser_class(prog="nextpolicy bench", description=__doc__)
     parser.add_argument("env", help="Environment id.")
-    parser.add_argument("--contenders", default="ppo,sv-dynamic,sv-static,simulator", help=f"Of {', '.join(OWN + PEERS)}.")
+    everyone = ", ".join(OWN + PEERS)
+    parser.add_argument("--contenders", default="ppo,sv-dynamic,sv-static,simulator", help=f"Of {everyone}.")
     parser.add_argument("--members", default="1", help="Members to measure with, e.g. 1,4,12,36.")
     parser.add_argument("--purejaxrl", help="Checkout of PureJaxRL, for the contender of that name.")
     parser.add_argument("--seconds", type=float, default=3.0, help="Aimed length of one measurement.")
@@ -120,8 +121,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     """The rows for people; ratios are to the first contender with as many members."""
     head = f"{'contender':<40} {'members':>7} {'steps/s':>12} {'ratio':>7} {'spread':>7} {'compile':>8} {'memory':>9}"
     lines = [
-        f"{r['contender']:<40} {r['members']:>7} {r['steps_per_second']:>12,.0f} {r['ratio']:>7.3f} {r['spread']:>7.1%} "
-        f"{r['compile_seconds']:>7.1f}s {r['peak_memory_bytes'] / 2**20:>6,.0f} MB"
+        f"{r['contender']:<40} {r['members']:>7} {r['steps_per_second']:>12,.0f} {r['ratio']:>7.3f} "
+        f"{r['spread']:>7.1%} {r['compile_seconds']:>7.1f}s {r['peak_memory_bytes'] / 2**20:>6,.0f} MB"
         for r in rows
     ]
     return "\n".join([head, *lines])
