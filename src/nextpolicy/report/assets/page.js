@@ -1,0 +1,233 @@
+"use strict";
+// Draws the curves and makes tables sort. Everything else on the page is plain HTML and works without this.
+const data = JSON.parse(document.getElementById("data").textContent);
+const hidden = new Set(); // numbers of the variants switched off
+let showMembers = true;
+
+const SVG = "http://www.w3.org/2000/svg";
+const MARGIN = { left: 46, right: 10, top: 8, bottom: 26 };
+const COLOURS = 8;
+const colour = (variant) => `--c: var(--c${variant % COLOURS})`;
+const dashes = (variant) => (variant < COLOURS ? "none" : "5 3"); // a ninth variant takes the first colour again
+
+function svg(name, attributes, parent, text) {
+  const node = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  if (text !== undefined) node.textContent = text;
+  if (parent) parent.append(node);
+  return node;
+}
+
+function short(value) {
+  const size = Math.abs(value);
+  if (size >= 1e6) return +(value / 1e6).toPrecision(3) + "M";
+  if (size >= 1e4) return +(value / 1e3).toPrecision(3) + "k";
+  return size !== 0 && size < 1e-3 ? value.toExponential(1) : String(+value.toPrecision(4));
+}
+
+/** About `count` round numbers between low and high; powers of ten on a logarithmic axis. */
+function ticks(low, high, count, log) {
+  if (log) {
+    const from = Math.ceil(Math.log10(low) - 1e-9), to = Math.floor(Math.log10(high) + 1e-9);
+    const every = Math.max(1, Math.ceil((to - from) / count)), powers = [];
+    for (let power = from; power <= to; power += every) powers.push(10 ** power);
+    return powers;
+  }
+  const raw = (high - low) / count, base = 10 ** Math.floor(Math.log10(raw));
+  const step = base * [1, 2, 5, 10].find((multiple) => multiple * base >= raw);
+  const found = [];
+  for (let n = Math.ceil(low / step); n * step <= high + step * 1e-9; n++) found.push(+(n * step).toPrecision(12));
+  return found;
+}
+
+/** One set of curves over rounds: draws itself, answers the pointer and the arrow keys. */
+class Chart {
+  constructor(holder) {
+    const { env, panel } = holder.dataset;
+    this.holder = holder;
+    this.environment = data.environments[env];
+    this.panel = data.panels[panel];
+    this.all = this.environment.panels[panel];
+    this.tip = document.createElement("output");
+    this.tip.className = "tip";
+    this.tip.hidden = true;
+    this.cursor = null; // {series, point}
+    holder.addEventListener("pointermove", (event) => this.point(event));
+    holder.addEventListener("pointerleave", () => this.select(null));
+    holder.addEventListener("blur", () => this.select(null));
+    holder.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  draw() {
+    this.cursor = null;
+    this.visible = this.all.filter((s) => !hidden.has(s.v) && (showMembers || s.m < 0 || !this.hasMean(s.v)));
+    this.holder.replaceChildren();
+    if (!this.visible.length) {
+      const note = document.createElement("div");
+      note.className = "empty";
+      note.textContent = this.all.length ? "all variants are switched off" : "nothing to show for these variants";
+      this.holder.append(note);
+      return;
+    }
+    const width = this.holder.clientWidth, height = this.holder.clientHeight;
+    this.root = svg("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" }, this.holder);
+    this.scale(width, height);
+    this.axes(width, height);
+    this.lines = this.visible.map((s) => this.line(s));
+    this.dot = svg("circle", { r: 4.5, visibility: "hidden" }, this.root);
+    this.holder.append(this.tip);
+  }
+
+  hasMean(variant) {
+    return this.all.some((s) => s.v === variant && s.m < 0);
+  }
+
+  scale(width, height) {
+    let low = Infinity, high = -Infinity;
+    for (const s of this.visible) for (const y of s.y) { low = Math.min(low, y); high = Math.max(high, y); }
+    const log = this.panel.log;
+    if (this.panel.line !== null) { low = Math.min(low, this.panel.line); high = Math.max(high, this.panel.line); }
+    if (log) { low *= 0.8; high *= 1.25; } else {
+      const room = (high - low || Math.abs(high) || 1) * 0.05;
+      low -= room; high += room;
+    }
+    this.low = low; this.high = high;
+    const last = Math.max(this.environment.rounds - 1, 1), f = log ? Math.log : (y) => y;
+    const inner = { width: width - MARGIN.left - MARGIN.right, height: height - MARGIN.top - MARGIN.bottom };
+    this.x = (round) => MARGIN.left + (round / last) * inner.width;
+    this.y = (value) => MARGIN.top + (1 - (f(value) - f(low)) / (f(high) - f(low))) * inner.height;
+    this.last = last;
+  }
+
+  axes(width, height) {
+    const right = width - MARGIN.right, bottom = height - MARGIN.bottom;
+    for (const value of ticks(this.low, this.high, 4, this.panel.log)) {
+      const y = this.y(value);
+      svg("line", { x1: MARGIN.left, x2: right, y1: y, y2: y, class: "grid-line" }, this.root);
+      svg("text", { x: MARGIN.left - 5, y: y + 4, "text-anchor": "end" }, this.root, short(value));
+    }
+    for (const round of ticks(0, this.last, width < 300 ? 3 : 5, false)) {
+      svg("text", { x: this.x(round), y: bottom + 14, "text-anchor": "middle" }, this.root, short(round));
+    }
+    svg("text", { x: right, y: height - 1, "text-anchor": "end" }, this.root, "round");
+    if (this.panel.line !== null) {
+      const y = this.y(this.panel.line);
+      svg("line", { x1: MARGIN.left, x2: right, y1: y, y2: y, class: "reference" }, this.root);
+    }
+  }
+
+  line(s) {
+    const points = s.x.map((round, i) => `${this.x(round).toFixed(1)},${this.y(s.y[i]).toFixed(1)}`).join(" ");
+    const kind = s.m < 0 || !this.hasMean(s.v) ? "mean" : "member";
+    const attributes = { points, class: kind, style: colour(s.v), "stroke-dasharray": dashes(s.v) };
+    return svg("polyline", attributes, this.root);
+  }
+
+  /** The point nearest to the pointer. */
+  point(event) {
+    if (!this.visible.length) return;
+    const box = this.holder.getBoundingClientRect();
+    const x = event.clientX - box.left, y = event.clientY - box.top;
+    let best = null, nearest = 40 * 40; // pixels
+    this.visible.forEach((s, series) => {
+      for (let point = 0; point < s.x.length; point++) {
+        const distance = (this.x(s.x[point]) - x) ** 2 + (this.y(s.y[point]) - y) ** 2;
+        if (distance < nearest) { nearest = distance; best = { series, point }; }
+      }
+    });
+    this.select(best);
+  }
+
+  key(event) {
+    const at = this.cursor, many = this.visible ? this.visible.length : 0;
+    if (event.key === "Escape") return this.select(null);
+    const along = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 }[event.key] || 0;
+    const across = { ArrowUp: -1, ArrowDown: 1 }[event.key] || 0;
+    if (!many || !(along || across)) return;
+    event.preventDefault();
+    if (!at) return this.select({ series: many - 1, point: this.visible[many - 1].x.length - 1 });
+    const series = (at.series + across + many) % many, points = this.visible[series].x;
+    let point = Math.min(Math.max(at.point + along, 0), points.length - 1);
+    if (across) { // stay at the round
+      const round = this.visible[at.series].x[at.point];
+      point = points.reduce((best, x, i) => (Math.abs(x - round) < Math.abs(points[best] - round) ? i : best), 0);
+    }
+    this.select({ series, point });
+  }
+
+  select(cursor) {
+    this.cursor = cursor;
+    if (!this.visible || !this.visible.length) return;
+    this.tip.hidden = !cursor;
+    this.dot.setAttribute("visibility", cursor ? "visible" : "hidden");
+    this.lines.forEach((line, i) => {
+      line.classList.toggle("lit", cursor !== null && cursor.series === i);
+      line.classList.toggle("dim", cursor !== null && cursor.series !== i);
+    });
+    if (!cursor) return;
+    const s = this.visible[cursor.series], round = s.x[cursor.point], value = s.y[cursor.point];
+    const x = this.x(round), y = this.y(value);
+    this.dot.setAttribute("cx", x);
+    this.dot.setAttribute("cy", y);
+    this.dot.setAttribute("style", colour(s.v));
+    const who = s.m < 0 ? `mean of ${s.s} seed${s.s === 1 ? "" : "s"}` : `member ${s.m}, seed ${s.s}`;
+    const steps = ((round + 1) * this.environment.steps_per_round).toLocaleString("en");
+    this.tip.textContent = `${data.variants[s.v]}, ${who}: round ${round} (${steps} steps), ${this.panel.label} ${short(value)}`;
+    const right = x > this.holder.clientWidth / 2;
+    this.tip.style.cssText = `top:${Math.max(0, Math.min(y - 20, this.holder.clientHeight - 60))}px;` +
+      (right ? `right:${this.holder.clientWidth - x + 12}px` : `left:${x + 12}px`);
+  }
+}
+
+// Curves are drawn when they first come near the window, and again when its size or the switches change.
+const charts = new Map();
+const near = new IntersectionObserver((entries) => {
+  for (const entry of entries) {
+    const holder = entry.target;
+    if (!entry.isIntersecting || charts.has(holder)) continue;
+    charts.set(holder, new Chart(holder));
+    sizes.observe(holder); // reports at once, which draws it
+  }
+}, { rootMargin: "300px" });
+const sizes = new ResizeObserver((entries) => entries.forEach((entry) => charts.get(entry.target).draw()));
+document.querySelectorAll(".chart").forEach((holder) => near.observe(holder));
+
+document.querySelectorAll("button[data-variant]").forEach((button) => button.addEventListener("click", () => {
+  const variant = Number(button.dataset.variant);
+  hidden.has(variant) ? hidden.delete(variant) : hidden.add(variant);
+  button.setAttribute("aria-pressed", String(!hidden.has(variant)));
+  document.querySelectorAll(`[data-of="${variant}"]`).forEach((node) => { node.hidden = hidden.has(variant); });
+  charts.forEach((chart) => chart.draw());
+}));
+document.getElementById("members").addEventListener("click", (event) => {
+  showMembers = !showMembers;
+  event.currentTarget.setAttribute("aria-pressed", String(showMembers));
+  charts.forEach((chart) => chart.draw());
+});
+
+/** Sort a table by the column of the button: first from high to low (text: from a to z), then the other way. */
+function sortBy(button) {
+  const heading = button.closest("th"), table = heading.closest("table"), body = table.tBodies[0];
+  const column = heading.cellIndex, rows = [...body.rows];
+  const key = (row) => row.cells[column].dataset.key;
+  const numeric = rows.every((row) => !Number.isNaN(Number(key(row))) || key(row) === "-inf");
+  const number = (row) => (key(row) === "-inf" ? -Infinity : Number(key(row)));
+  const before = heading.getAttribute("aria-sort");
+  const ascending = before ? before === "descending" : !numeric;
+  rows.sort((a, b) => {
+    const order = numeric ? number(a) - number(b) || 0 : key(a).localeCompare(key(b));
+    return ascending ? order : -order;
+  });
+  table.querySelectorAll("th[aria-sort]").forEach((th) => th.removeAttribute("aria-sort"));
+  heading.setAttribute("aria-sort", ascending ? "ascending" : "descending");
+  body.append(...rows);
+}
+document.querySelectorAll("th button").forEach((button) => button.addEventListener("click", () => sortBy(button)));
+
+// Served with --watch: ask whether the runs have changed, and show the new page at the same place.
+if (data.watch) setInterval(async () => {
+  try {
+    const answer = await fetch("version");
+    if (answer.ok && (await answer.text()) !== data.watch) location.reload();
+  } catch { /* the server has gone; the page stays as it is */ }
+}, 3000);

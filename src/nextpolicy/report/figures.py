@@ -1,0 +1,214 @@
+"""Figures of a comparison for print: SVG and PNG by matplotlib, without a screen."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from nextpolicy.report.files import write
+from nextpolicy.report.html import margin
+from nextpolicy.report.runs import Run
+from nextpolicy.report.text import SUITE_NAMES, number
+
+COLOURS = ("#5a636e", "#c2410c", "#0f62ce", "#15803d", "#9333ea", "#b45309", "#0e7490", "#be185d")
+WIDTH = 3.3  # inches of one panel
+Tables = dict[tuple[str, str], pd.DataFrame]
+
+
+def write_all(runs: Sequence[Run], members: pd.DataFrame, tables: Tables, folder: Path) -> int:
+    """Every figure of every suite; how many files were written."""
+    variants = list(dict.fromkeys(members["variant"]))
+    written = 0
+    for suite in dict.fromkeys(run.suite for run in runs):
+        ours = [run for run in runs if run.suite == suite]
+        here = {v: t for (s, v), t in tables.items() if s == suite}
+        figures = {"learning-curves": learning_curves(ours, variants), "diff": diff_figure(ours, variants)}
+        figures["lifespan"] = lifespan_figure(ours, variants)
+        if here:
+            figures |= {"bars": bars(suite, here, variants), "scatter": scatter(suite, here, variants)}
+        for name, figure in figures.items():
+            if figure is not None:
+                save(figure, folder / f"{suite}-{name}")
+                written += 2
+    return written
+
+
+def save(figure: Figure, stem: Path) -> None:
+    """stem.svg and stem.png; the same figure gives the same bytes."""
+    FigureCanvasAgg(figure)
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "nextpolicy"}):
+        for kind, options in (("png", {"dpi": 130}), ("svg", {"metadata": {"Date": None}})):
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=kind, facecolor="white", **options)
+            write(stem.with_name(f"{stem.name}.{kind}"), buffer.getvalue())
+
+
+def _colour(variant: str, variants: Sequence[str]) -> str:
+    return COLOURS[list(variants).index(variant) % len(COLOURS)]
+
+
+def bars(suite: str, tables: dict[str, pd.DataFrame], variants: Sequence[str]) -> Figure:
+    """Score relative to PPO, in percentage points above or below, with 95 % intervals and the winner's margin."""
+    rows = {v: t.set_index("env").to_dict("index") for v, t in tables.items()}
+    envs = list(dict.fromkeys(env for r in rows.values() for env in r))
+    best = lambda env: max((r[env]["score_pct_of_ppo"] for r in rows.values() if env in r), default=0.0)  # noqa: E731
+    envs.sort(key=lambda env: -np.inf if math.isnan(best(env)) else best(env))
+    figure = Figure(figsize=(7.5, 1.2 + 0.24 * len(envs) * (len(rows) + 0.6)), layout="constrained")
+    axes = figure.add_subplot()
+    height = 0.8 / len(rows)
+    for i, (variant, by_env) in enumerate(rows.items()):
+        at = np.arange(len(envs)) + 0.4 - (i + 0.5) * height
+        value = np.array([by_env.get(env, {}).get("score_pct_of_ppo", np.nan) for env in envs]) - 100
+        ends = [
+            [by_env.get(env, {}).get(f"score_pct_of_ppo_{e}", np.nan) - 100 for env in envs] for e in ("low", "high")
+        ]
+        error = np.nan_to_num(np.abs(np.array(ends) - value))
+        axes.barh(at, np.nan_to_num(value), height, color=_colour(variant, variants), label=variant)
+        axes.errorbar(np.nan_to_num(value), at, xerr=error, fmt="none", ecolor="black", elinewidth=0.8)
+    axes.axvline(0, color="black", linewidth=1)
+    axes.set_xscale("symlog", linthresh=20)
+    names = [f"{env}\n{margin({v: r[env] for v, r in rows.items() if env in r})}" for env in envs]
+    axes.set_yticks(range(len(envs)), names, fontsize=7)
+    axes.set_xlabel("score, percentage points above PPO's mean (95 % interval)")
+    axes.set_title(SUITE_NAMES.get(suite, suite))
+    axes.legend(fontsize=8, loc="lower right")
+    return figure
+
+
+def _grid(envs: int) -> tuple[Figure, list[Any]]:
+    columns = min(4, envs)
+    lines = math.ceil(envs / columns)
+    figure = Figure(figsize=(max(WIDTH * columns, 4), 2.5 * lines + 0.5), layout="constrained")
+    axes = [figure.add_subplot(lines, columns, i + 1) for i in range(envs)]
+    for each in axes:
+        each.tick_params(labelsize=7)
+    return figure, axes
+
+
+def _by_environment(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    grouped: dict[str, list[Run]] = {}
+    for run in runs:
+        if len(run.frame):
+            grouped.setdefault(run.env, []).append(run)
+    return grouped
+
+
+def _wide(runs: Sequence[Run], variant: str, values: Callable[[pd.DataFrame], pd.Series]) -> pd.DataFrame:
+    """[round, seed] of one variant on one environment."""
+    found = []
+    for run in runs:
+        for _, frame in run.frame[run.frame["variant"] == variant].groupby("member"):
+            found.append(values(frame.set_index("round")))
+    return pd.concat(found, axis=1) if found else pd.DataFrame()
+
+
+def _band(axes: Any, table: pd.DataFrame, colour: str, label: str, steps: int) -> None:
+    """Median and quartiles over seeds, smoothed over a fiftieth of the rounds, against environment steps."""
+    if table.empty:
+        return
+    smooth = table.rolling(max(1, len(table) // 50), min_periods=1).mean()
+    low, middle, high = (smooth.quantile(q, axis=1) for q in (0.25, 0.5, 0.75))
+    x = (smooth.index.to_numpy() + 1) * steps
+    axes.plot(x, middle, color=colour, linewidth=1.3, label=f"{label} ({table.shape[1]})")
+    axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+
+
+def _steps(runs: Sequence[Run]) -> int:
+    return runs[0].total_steps // max(runs[0].rounds, 1)
+
+
+def learning_curves(runs: Sequence[Run], variants: Sequence[str]) -> Figure | None:
+    """Return over environment steps: median and quartiles over seeds; the number of seeds is in the legend."""
+    grouped = _by_environment(runs)
+    if not grouped:
+        return None
+    figure, axes = _grid(len(grouped))
+    for each, (env, own) in zip(axes, grouped.items(), strict=True):
+        for variant in variants:
+            table = _wide(own, variant, lambda f: f["episode_return"])
+            _band(each, table, _colour(variant, variants), variant, _steps(own))
+        each.set_title(env, fontsize=8)
+        each.legend(fontsize=5)
+    figure.supxlabel("environment steps", fontsize=8)
+    figure.supylabel("return", fontsize=8)
+    return figure
+
+
+def diff_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | None:
+    """diff / threshold over environment steps for variants that have a threshold; below the line is stable."""
+    chosen = [v for v in variants if v.startswith("sv-dynamic")]
+    grouped = {
+        e: r for e, r in _by_environment(runs).items() if any(v in set(x.frame["variant"]) for x in r for v in chosen)
+    }
+    if not grouped:
+        return None
+    figure, axes = _grid(len(grouped))
+    for each, (env, own) in zip(axes, grouped.items(), strict=True):
+        for variant in chosen:
+            positive = lambda f: f["diff_over_threshold"].where(f["diff_over_threshold"] > 0)  # noqa: E731
+            _band(each, _wide(own, variant, positive), _colour(variant, variants), variant, _steps(own))
+        each.axhline(1, color="black", linestyle="--", linewidth=0.8)
+        each.set_yscale("log")
+        each.set_title(env, fontsize=8)
+        each.legend(fontsize=5)
+    figure.supxlabel("environment steps", fontsize=8)
+    figure.supylabel("diff / threshold (1: stable below)", fontsize=8)
+    return figure
+
+
+def lifespan_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | None:
+    """Return (solid, left) with the rounds the target policy has lived when it is replaced (dotted, right)."""
+    grouped = _by_environment(runs)
+    if not grouped:
+        return None
+    figure, axes = _grid(len(grouped))
+    for each, (env, own) in zip(axes, grouped.items(), strict=True):
+        right = each.twinx()
+        right.tick_params(labelsize=7)
+        for variant in (v for v in variants if not v.startswith("ppo")):
+            colour = _colour(variant, variants)
+            _band(each, _wide(own, variant, lambda f: f["episode_return"]), colour, variant, _steps(own))
+            lived = _wide(own, variant, lambda f: f["rounds_held"].where(f["accepted"].astype(bool)).bfill())
+            if not lived.empty:
+                x = (lived.index.to_numpy() + 1) * _steps(own)
+                right.plot(x, lived.median(axis=1), ":", color=colour, linewidth=1)
+        each.set_title(env, fontsize=8)
+        each.legend(fontsize=5)
+    figure.supxlabel("environment steps", fontsize=8)
+    figure.supylabel("return (solid); rounds a target lives (dotted, right)", fontsize=8)
+    return figure
+
+
+def scatter(suite: str, tables: dict[str, pd.DataFrame], variants: Sequence[str]) -> Figure:
+    """Score against the size of target updates, both relative to PPO, the origin; one environment's are joined."""
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    axes = figure.add_subplot()
+    joined: dict[str, list[tuple[float, float]]] = {}
+    for variant, table in tables.items():
+        usable = table[(table["kl_target_x_ppo"] > 0) & table["score_pct_of_ppo"].notna()]
+        x, y = np.log10(usable["kl_target_x_ppo"]), usable["score_pct_of_ppo"] - 100
+        axes.scatter(x, y, color=_colour(variant, variants), s=28, label=variant, zorder=3)
+        for env, *point in zip(usable["env"], x, y):
+            joined.setdefault(env, []).append((point[0], point[1]))
+    for env, points in joined.items():
+        axes.plot(*zip(*points), color="#999999", linewidth=0.8, zorder=2)
+        axes.annotate(env.rpartition("/")[2], points[0], fontsize=6, xytext=(4, 3), textcoords="offset points")
+    axes.scatter([0], [0], marker="+", s=90, color="black", label="PPO", zorder=4)
+    axes.axhline(0, color="#bbbbbb", linewidth=0.8)
+    axes.axvline(0, color="#bbbbbb", linewidth=0.8)
+    axes.set_yscale("symlog", linthresh=20)
+    axes.set_xlabel("log10 of KL(target before, after) in multiples of PPO's")
+    axes.set_ylabel("score, percentage points above PPO")
+    seeds = [int(t["seeds"].min()) for t in tables.values() if len(t)]
+    axes.set_title(f"{SUITE_NAMES.get(suite, suite)} (at least {number(min(seeds), places=0)} seeds each)")
+    axes.legend(fontsize=8)
+    return figure

@@ -1,0 +1,13 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """The file, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
+    os.replace(temporary, path)

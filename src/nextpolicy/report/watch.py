@@ -1,0 +1,95 @@
+"""The page served on this machine while runs go on; it is made anew when their files have changed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Lock
+
+from nextpolicy.report import html
+from nextpolicy.report.runs import ReportError, find, load_all
+
+HOST = "127.0.0.1"  # never an address that others can reach
+
+
+class Source:
+    """The newest page of some run folders."""
+
+    def __init__(self, paths: Sequence[str], title: str, *, allow_mixed: bool) -> None:
+        self.paths, self.title, self.allow_mixed = paths, title, allow_mixed
+        self.lock, self.made, self.content = Lock(), "", ""
+
+    def version(self) -> str:
+        """Changes whenever a file of the runs does."""
+        seen = hashlib.blake2b(digest_size=8)
+        for folder in find(self.paths):
+            for file in sorted(
+                [folder / "status.json", folder / "evaluation.json", *(folder / "metrics").glob("part-*")]
+            ):
+                if file.is_file():
+                    stat = file.stat()
+                    seen.update(f"{file} {stat.st_size} {stat.st_mtime_ns}".encode())
+        return seen.hexdigest()
+
+    def page(self) -> str:
+        """The page of now. A run caught while its files change keeps the page there was."""
+        with self.lock:
+            version = self.version()
+            if version != self.made:
+                try:
+                    runs = load_all(self.paths, allow_mixed=self.allow_mixed)
+                    self.content, self.made = html.page(runs, self.title, watch=version), version
+                except (ReportError, OSError):
+                    if not self.content:
+                        raise
+            return self.content
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def __init__(self, source: Source, *arguments: object) -> None:
+        self.source = source
+        super().__init__(*arguments)  # type: ignore[arg-type]
+
+    def do_GET(self) -> None:
+        try:
+            if self.path == "/":
+                self._answer(200, self.source.page(), "text/html")
+            elif self.path == "/version":
+                self._answer(200, self.source.version(), "text/plain")
+            else:
+                self._answer(404, "not here", "text/plain")
+        except (ReportError, OSError) as error:
+            self._answer(503, str(error), "text/plain")
+
+    def _answer(self, code: int, content: str, kind: str) -> None:
+        data = content.encode()
+        self.send_response(code)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *arguments: object) -> None:
+        return
+
+
+def server(paths: Sequence[str], title: str, port: int, *, allow_mixed: bool) -> ThreadingHTTPServer:
+    """A server that is bound and ready; runs that cannot be reported on are said now."""
+    source = Source([str(Path(p)) for p in paths], title, allow_mixed=allow_mixed)
+    source.page()
+    try:
+        return ThreadingHTTPServer((HOST, port), partial(_Handler, source))
+    except (OSError, OverflowError) as error:
+        raise ReportError(f"port: {port} cannot be used ({error}); takes a free one, or 0 for any") from None
+
+
+def serve(paths: Sequence[str], title: str, port: int, *, allow_mixed: bool) -> None:
+    """Serve until interrupted."""
+    serving = server(paths, title, port, allow_mixed=allow_mixed)
+    print(f"report: http://{HOST}:{serving.server_port}/ (ctrl-C ends it)", flush=True)
+    with serving:
+        serving.serve_forever()
