@@ -217,8 +217,15 @@ class TrainConfig:
 
     def to_json(self) -> str:
         """Flat JSON; infinities as strings, since JSON has none."""
-        plain = {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in self.flat().items()}
-        return json.dumps(plain, indent=2)
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {k: plain(v) for k, v in value.items()}
+            if isinstance(value, (tuple, list)):
+                return [plain(v) for v in value]
+            return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+        return json.dumps(plain(self.flat()), indent=2, allow_nan=False)
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Any]) -> TrainConfig:

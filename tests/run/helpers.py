@@ -38,7 +38,9 @@ def environment(**variables: str) -> dict[str, str]:
     cache = {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir or ""}
     cache["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
     one = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
-    return {**os.environ, **one, **cache, **variables}
+    # Importing JAX takes seconds where its byte code may not be kept.
+    code = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": f"{jax.config.jax_compilation_cache_dir}/../pycache"}
+    return {**os.environ, **one, **cache, **code, **variables}
 
 
 def assert_same_run(a: nextpolicy.Run, b: nextpolicy.Run) -> None:

@@ -123,7 +123,7 @@ def kill_and_resume(env: str, out: Path, kills: int, seed: int, **fields: Any) -
 
 def test_killed_twice_at_random_moments(tmp_path: Path) -> None:
     seed = int.from_bytes(os.urandom(4), "little")
-    long = {"total_env_steps": 32 * 60}
+    long = {"total_env_steps": 32 * 40}
     kill_and_resume("four-rooms", tmp_path / "killed", kills=2, seed=seed, **long)
     whole = nextpolicy.train(**small(**long), out=tmp_path / "whole")
     assert_same_run(nextpolicy.load(tmp_path / "killed"), whole)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -88,7 +89,9 @@ def _use_all_cores() -> None:
     if jax.config.jax_num_cpu_devices in (None, -1) and "host_platform_device_count" not in os.environ.get(
         "XLA_FLAGS", ""
     ):
-        jax.config.update("jax_num_cpu_devices", max(1, len(os.sched_getaffinity(0))))
+        # A program that calls `main` after it has used JAX keeps the devices it has.
+        with contextlib.suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", max(1, len(os.sched_getaffinity(0))))
 
 
 def _distributed(options: argparse.Namespace) -> None:

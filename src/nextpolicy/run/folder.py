@@ -36,6 +36,13 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
+def _read_object(path: Path) -> dict[str, Any]:
+    value = json.loads(path.read_text())
+    if not isinstance(value, dict):
+        raise ValueError(f"got a {type(value).__name__}, takes an object")
+    return value
+
+
 @dataclass
 class RunFolder:
     """Paths of a run and the little files that describe it."""
@@ -99,8 +106,8 @@ class RunFolder:
     def raw_config(self) -> dict[str, Any]:
         """config.json as it stands."""
         try:
-            return dict(json.loads((self.path / "config.json").read_text()))
-        except (ValueError, TypeError) as error:
+            return _read_object(self.path / "config.json")
+        except ValueError as error:
             raise RunError(f"run: {self.path / 'config.json'} is not JSON ({error}); the run cannot be read") from None
 
     def config(self) -> TrainConfig:
@@ -117,8 +124,8 @@ class RunFolder:
 
     def status(self) -> dict[str, Any]:
         try:
-            return dict(json.loads((self.path / "status.json").read_text()))
-        except (OSError, ValueError, TypeError):
+            return _read_object(self.path / "status.json")
+        except (OSError, ValueError):
             return {"state": "unknown"}
 
     def set_status(self, state: str, **facts: Any) -> None:

@@ -1,0 +1,279 @@
+"""The command line: what it refuses, in one line and with exit code 2, and what its commands do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+import nextpolicy
+from nextpolicy.config import FIELDS
+from nextpolicy.run import cli
+from nextpolicy.run.cli import main
+
+from .helpers import SMALL, contents, environment, options
+
+pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse]
+
+SMALL_OPTIONS = options(**SMALL)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _devices_as_they_are() -> Iterator[None]:
+    """The commands run inside this process, whose devices other tests use too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "_use_all_cores", lambda: None)
+        yield
+
+
+def complaint(capsys: pytest.CaptureFixture, *arguments: str) -> str:
+    """The one line that a refused command prints."""
+    capsys.readouterr()
+    assert main(list(arguments)) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("nextpolicy: ")
+    assert captured.err.count("\n") == 1, captured.err
+    assert "Traceback" not in captured.err
+    return captured.err
+
+
+REFUSED: list[tuple[list[str], list[str]]] = [
+    # environments
+    (["train", "gymnax/CartPol-v1"], ["gymnax/CartPol-v1", "nearest: gymnax/CartPole-v1"]),
+    (["train", "cartpole-v1"], ["gymnax/CartPole-v1"]),
+    (["train", "four-room"], ["four-rooms"]),
+    (["train", "four-rooms", "--env-options", "nois=fail"], ["nois", "noise"]),
+    (["train", "probe/endless", "--env-options", "time_limit=0"], ["time_limit=0"]),
+    (["train"], ["required: env"]),
+    # options and fields
+    (["train", "four-rooms", "--learning-rat", "1"], ["--learning-rat", "'--learning-rate'"]),
+    (["train", "four-rooms", "--num_envs", "4"], ["--num_envs", "'--num-envs'"]),
+    (["train", "four-rooms", "stray"], ["unknown argument 'stray'"]),
+    (["train", "four-rooms", "--learning-rate", "fast"], ["learning_rate: got 'fast', takes a number"]),
+    (["train", "four-rooms", "--num-envs", "2.5"], ["num_envs: got '2.5', takes a whole number"]),
+    (["train", "four-rooms", "--num-envs", "inf"], ["num_envs: got 'inf', takes a whole number"]),
+    (["train", "four-rooms", "--gamma", "1"], ["gamma: got 1, takes a number in [0, 1)"]),
+    (["train", "four-rooms", "--gamma", "nan"], ["gamma: got nan"]),
+    (["train", "four-rooms", "--layer-norm", "perhaps"], ["layer_norm: got 'perhaps', takes true or false"]),
+    (["train", "four-rooms", "--torso", "mpl"], ["torso: got 'mpl'", "did you mean 'mlp'"]),
+    (["train", "four-rooms", "--algo", "sv-dynamik"], ["algo: got 'sv-dynamik'", "'sv-dynamic'"]),
+    (["train", "four-rooms", "--preset", "papper"], ["preset: got 'papper'", "'paper'"]),
+    (["train", "gymnax/CartPole-v1", "--preset", "paper"], ["the paper does not treat"]),
+    (["train", "four-rooms", "--seeds", "0"], ["seeds: got 0"]),
+    (["train", "four-rooms", "--seeds", "1,1"], ["got a repeated value"]),
+    (["train", "four-rooms", "--seeds=-1,2"], ["seeds: got (-1, 2)"]),
+    (["train", "four-rooms", "--seeds", "5000000000,1"], ["2^32"]),
+    (["train", "four-rooms", "--hidden", "0"], ["hidden: got (0,)"]),
+    (["train", "four-rooms", "--sweep", "hidden=8,16"], ["sweep: got 'hidden', takes fields that may differ"]),
+    (["train", "four-rooms", "--sweep", "lamda=0.9"], ["unknown field 'lamda'", "'lam'"]),
+    (["train", "four-rooms", "--sweep", "lam"], ["sweep"]),
+    (["train", "four-rooms", "--sweep", "lam=0.9,1.5"], ["lam: got 1.5"]),
+    (["train", "four-rooms", "--devices", "99"], ["devices: got 99, takes at most"]),
+    (["train", "four-rooms", "--coordinator", "x:1"], ["--num-processes and --process-id"]),
+    # settings that do not go together
+    (
+        ["train", "four-rooms", "--minibatch-size", "300"],
+        ["minibatch_size: got 300, takes a divisor of the batch, num_envs 8 x rollout_length 128 = 1024"],
+    ),
+    (["train", "four-rooms", "--k-min", "40"], ["k_min: got 40 with k_max 33"]),
+    (["train", "four-rooms", "--rho-min", "9"], ["rho_min: got 9 with rho_max 5"]),
+    (["train", "four-rooms", "--total-env-steps", "1000"], ["total_env_steps: got 1000, takes at least one round"]),
+    (
+        ["train", "probe/action-continuous", "--policy", "categorical"],
+        ["policy: got 'categorical' for probe/action-continuous, whose actions are continuous, takes 'gaussian'"],
+    ),
+    (["train", "probe/action", "--policy", "gaussian"], ["takes 'categorical'"]),
+    (["train", "four-rooms", "--normalise-obs", "true"], ["normalise_obs", "takes false"]),
+    (["train", "probe/action", "--torso", "nature"], ["torso: got 'nature'", "takes images"]),
+    # other commands
+    (["trian", "four-rooms"], ["unknown command 'trian'", "'train'"]),
+    (["frobnicate"], ["takes one of train, resume"]),
+    (["resume", "no/such/run"], ["no/such/run is not a run folder"]),
+    (["eval", "no/such/run"], ["is not a run folder"]),
+    (["envs", "gymnas"], ["suite: got 'gymnas'"]),
+    (["study", "four-room"], ["'four-rooms'"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), REFUSED, ids=[" ".join(a) for a, _ in REFUSED])
+def test_refused(
+    arguments: list[str],
+    words: list[str],
+    capsys: pytest.CaptureFixture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = complaint(capsys, *arguments)
+    for word in words:
+        assert word in said
+    assert list(tmp_path.iterdir()) == [], "a refused command leaves nothing behind"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("cli") / "run"
+    assert main(["train", "four-rooms", "--quiet", "--out", str(out), *SMALL_OPTIONS]) == 0
+    return out
+
+
+def test_train_makes_a_run(trained: Path) -> None:
+    status = json.loads((trained / "status.json").read_text())
+    assert status["state"] == "finished"
+    assert status["rounds_done"] == status["rounds"] == 10
+    assert status["env_steps"] == 320
+    config = json.loads((trained / "config.json").read_text())
+    assert config["env"] == "four-rooms"
+    assert config["num_envs"] == 4
+    assert {"nextpolicy", "versions", "device", "matmul_precision", "x64"} <= set(config["about"])
+
+
+def test_a_folder_that_holds_another_run_is_refused(trained: Path, capsys: pytest.CaptureFixture) -> None:
+    before = contents(trained)
+    said = complaint(capsys, "train", "probe/action", "--out", str(trained), *SMALL_OPTIONS)
+    assert "holds another run" in said
+    assert "nothing was written" in said
+    assert contents(trained) == before
+
+
+def test_a_folder_with_other_files_or_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert "holds other files" in complaint(capsys, "train", "four-rooms", "--out", str(tmp_path), *SMALL_OPTIONS)
+    said = complaint(capsys, "train", "four-rooms", "--out", str(tmp_path / "notes.txt"), *SMALL_OPTIONS)
+    assert "is a file" in said
+    assert contents(tmp_path) == {"notes.txt": b"mine"}
+
+
+def test_an_empty_folder_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["train", "four-rooms", "--quiet", "--out", str(tmp_path), *SMALL_OPTIONS]) == 0
+    assert "score" in capsys.readouterr().out
+
+
+def test_a_run_that_meets_nan_stops_and_keeps_its_last_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    out = tmp_path / "run"
+    said = complaint(capsys, "train", "probe/nan", "--out", str(out), "--quiet", *SMALL_OPTIONS)
+    assert "not finite in round 8 of member 0 (sv-dynamic, seed 0)" in said
+    status = json.loads((out / "status.json").read_text())
+    assert status["state"] == "failed"
+    assert "not finite in round 8" in status["reason"]
+    assert status["rounds_done"] == 8
+    run = nextpolicy.load(out)
+    assert len(run.metrics) == 8
+    assert np.isfinite(run.metrics["value_loss"]).all()
+    assert all(np.isfinite(x).all() for x in map(np.asarray, jax.tree.leaves(run.snapshot())))
+    # Resumed, it comes to the same end: there is no other.
+    assert "not finite in round 8" in complaint(capsys, "resume", str(out), "--quiet")
+
+
+def test_resume_of_a_finished_run_prints_its_scores(trained: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["resume", str(trained)]) == 0
+    assert f"run: {trained}" in capsys.readouterr().out
+
+
+def test_a_run_folder_of_another_version_says_so(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    config = json.loads((trained / "config.json").read_text())
+    for i, text in enumerate((json.dumps({**config, "new_field": 1}), "not json", "[]", b"\xff".decode("latin1"))):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        (folder / "config.json").write_text(text)
+        said = complaint(capsys, "eval", str(folder))
+        assert "new_field" in said if i == 0 else "config.json" in said
+
+
+def test_eval(trained: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["eval", str(trained), "--episodes", "4", "--num-envs", "2", "--policy", "behaviour"]) == 0
+    out = capsys.readouterr().out
+    assert "behaviour" in out
+    assert out.split("\n")[1].split()[4] == "4"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--policy", "best"], "policy: got 'best'"),
+        (["--episodes", "0"], "episodes: got 0"),
+        (["--episodes", "5", "--num-envs", "2"], "episodes: got 5, takes a multiple of num_envs"),
+        (["--num-envs", "-1"], "episodes: got 100"),
+        (["--episodes", "many"], "invalid int value"),
+        (["--video", "film.mp4"], "takes a file name that ends in .gif"),
+        (["--gredy"], "'--greedy'"),
+    ],
+)
+def test_eval_refuses(trained: Path, capsys: pytest.CaptureFixture, arguments: list[str], words: str) -> None:
+    before = contents(trained)
+    assert words in complaint(capsys, "eval", str(trained), *arguments)
+    assert contents(trained) == before
+
+
+def test_video(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    film = tmp_path / "film.gif"
+    assert main(["eval", str(trained), "--episodes", "1", "--video", str(film)]) == 0
+    image: Any = Image.open(film)
+    assert image.format == "GIF"
+    assert image.size == (208, 208)
+    assert 1 < image.n_frames <= 500
+    image.close()
+    before = film.read_bytes()
+    assert "exists, takes a new file" in complaint(capsys, "eval", str(trained), "--video", str(film))
+    assert film.read_bytes() == before
+
+
+def test_envs(capsys: pytest.CaptureFixture) -> None:
+    assert main(["envs", "probe"]) == 0
+    listed = capsys.readouterr().out.split()
+    assert "probe/endless" in listed
+    assert all(name.startswith("probe/") for name in listed)
+    assert main(["envs"]) == 0
+    everything = capsys.readouterr().out.split("\n")
+    assert {"four-rooms", "probe/nan"} <= set(everything)
+
+
+def test_help_explains_every_field(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    with pytest.raises(SystemExit) as end:
+        main(["train", "--help"])
+    assert end.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for name, info in FIELDS.items():
+        assert info.help.endswith(".")
+        assert " ".join(info.help.split()) in text, name
+        assert name == "env" or f"--{name.replace('_', '-')} " in text
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture) -> None:
+    for arguments in ([], ["--help"]):
+        assert main(arguments) == 0
+        assert all(command in capsys.readouterr().out for command in ("train",))
+    assert main(["--version"]) == 0
+    assert nextpolicy.__version__ in capsys.readouterr().out
+
+
+def test_traceback_on_request(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEXTPOLICY_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="got 'nowhere'"):
+        main(["train", "nowhere"])
+
+
+def test_a_cpu_gives_one_device_per_core_unless_it_is_in_use() -> None:
+    code = "from nextpolicy.run.cli import _use_all_cores; import jax; {}_use_all_cores(); print(jax.device_count())"
+    for first, expected in (("", len(os.sched_getaffinity(0))), ("jax.devices(); ", 1)):
+        done = subprocess.run(
+            [sys.executable, "-c", code.format(first)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment(XLA_FLAGS=""),
+        )
+        assert int(done.stdout) == expected
