@@ -51,6 +51,9 @@ OPTIONS: dict[str, Any] = {
     "groups": 2,
 }
 
+# A picture is a second emulator in the console's own size and colours: equal seeds and actions give equal games.
+SCREEN = {"img_height": 210, "img_width": 160, "grayscale": False, "stack_num": 1}
+
 
 def games() -> dict[str, str]:
     """Every game ale-py ships: our name to its own, `MsPacman` to `ms_pacman`."""
@@ -127,9 +130,7 @@ class AtariPool:
     def __init__(self, env: AtariEnv, num_envs: int, render: bool) -> None:
         self.num_envs = num_envs
         self._emulator: Any = env.emulator(num_envs)
-        # The same game in the console's own size and colours: the same seed and actions give the same stream.
-        full = {"img_height": 210, "img_width": 160, "grayscale": False, "stack_num": 1}
-        self._screen: Any = env.emulator(num_envs, **full) if render else None
+        self._screen: Any = env.emulator(num_envs, **SCREEN) if render else None
         self._episodic_life, self._clip = env.options["episodic_life"], env.options["clip_reward"]
         self._lives = np.zeros(num_envs, np.int32)
         self._over = np.zeros(num_envs, bool)

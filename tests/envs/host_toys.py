@@ -1,0 +1,80 @@
+"""Small Gymnasium environments whose every value is known; no JAX here, so that worker processes start quickly."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Counter(gymnasium.Env):
+    """The observation is the number of steps taken; the episode ends after `length` steps, by death or by the clock.
+
+    `fault` happens at step `at` of the whole life of the environment: "raise", "hang" or "exit".
+    """
+
+    observation_space = spaces.Box(0.0, 1e6, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, length=5, end="terminated", fault=None, at=0):
+        self.length, self.end, self.fault, self.at = length, end, fault, at
+        self.lived = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        self.steps += 1
+        self.lived += 1
+        if self.fault is not None and self.lived == self.at:
+            _fail(self.fault)
+        over = self.steps == self.length
+        return self._obs(), 1.0, over and self.end == "terminated", over and self.end == "truncated", {}
+
+    def _obs(self):
+        return np.full(1, self.steps, np.float32)
+
+
+def _fail(fault):
+    if fault == "raise":
+        raise ValueError("the motor is on fire\nsecond line")
+    if fault == "exit":
+        os._exit(3)
+    time.sleep(120)
+
+
+class Bandit(gymnasium.Env):
+    """One step per episode, so that nothing is lost when episodes restart; the reward is the action."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        return np.asarray([0.5, -0.5], np.float32), {}
+
+    def step(self, action):
+        return np.asarray([0.5, -0.5], np.float32), float(action), True, False, {}
+
+
+class Spaces(gymnasium.Env):
+    """Whatever spaces it is given; it remembers the action it was given."""
+
+    def __init__(self, observation_space, action_space):
+        self.observation_space, self.action_space = observation_space, action_space
+        self.got = []
+
+    def reset(self, *, seed=None, options=None):
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.got.append(action)
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+gymnasium.register("HostToys/Counter-v0", entry_point=Counter, max_episode_steps=7)

@@ -1,0 +1,211 @@
+"""Atari games on real emulators: lives, limits, artefacts, rewards, seeds and frames."""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nextpolicy import presets
+from nextpolicy.envs import atari, build
+from nextpolicy.envs.base import Discrete
+
+SMALL = {"image_size": 12, "threads": 2}  # the emulator's work is the same, the copying is not
+
+
+def play(env, seed, actions):
+    """First observations and the steps of a pool under given actions [T, N]."""
+    pool = env.start(actions.shape[1])
+    first = pool.reset(seed)
+    steps = []
+    for action in actions:
+        pool.send(action.astype(np.int32))
+        steps.append(pool.recv())
+    pool.close()
+    return first, steps
+
+
+def column(steps, name):
+    return np.stack([getattr(step, name) for step in steps])
+
+
+def random_actions(env, length, num_envs, seed=0):
+    return np.random.default_rng(seed).integers(0, env.spec.action.n, (length, num_envs))
+
+
+def scores(steps):
+    """Returns of the finished games of each environment, in order."""
+    finished, running = [], np.zeros(len(steps[0].score))
+    for step in steps:
+        running += np.where(step.valid, step.score, 0.0)
+        finished += [(int(i), float(running[i])) for i in np.flatnonzero(step.episode_over)]
+        running[step.episode_over] = 0.0
+    return finished
+
+
+@pytest.fixture(scope="module")
+def breakout():
+    """The same actions in Breakout with lives as ends and without, long enough for several games."""
+    with_lives = build.make_host("atari/Breakout", **SMALL)
+    without = build.make_host("atari/Breakout", episodic_life=False, **SMALL)
+    actions = random_actions(with_lives, 500, 2)
+    return play(with_lives, 7, actions), play(without, 7, actions)
+
+
+def test_a_lost_life_is_an_end_to_learn_from_and_scores_are_of_whole_games(breakout):
+    (first, lives), (first_whole, whole) = breakout
+    np.testing.assert_array_equal(first, first_whole)
+    for name in ("obs", "score", "reward", "episode_over", "valid"):
+        np.testing.assert_array_equal(column(lives, name), column(whole, name), err_msg=name)
+    games = scores(lives)
+    assert games == scores(whole)
+    assert len(games) >= 3
+    assert sum(score for _, score in games) > 0
+    # Breakout has five lives: a game is four lost lives and an end.
+    assert column(whole, "terminated").sum() == column(whole, "episode_over").sum() == len(games)
+    ends = column(lives, "terminated")
+    for i in range(2):
+        overs = np.flatnonzero(column(lives, "episode_over")[:, i])
+        parts = np.split(ends[:, i], overs + 1)[:-1]
+        assert [part.sum() for part in parts] == [5] * len(overs)
+
+
+def test_only_the_step_after_a_game_is_an_artefact(breakout):
+    (_, steps), _ = breakout
+    valid, over = column(steps, "valid"), column(steps, "episode_over")
+    assert valid[0].all()
+    np.testing.assert_array_equal(valid[1:], ~over[:-1])
+    assert not column(steps, "terminated")[~valid].any()
+    assert column(steps, "score")[~valid].sum() == 0
+    assert all(len(step.final_index) == 0 and step.final_obs is None for step in steps)
+
+
+def test_a_time_limit_truncates_and_does_not_terminate():
+    env = build.make_host("atari/Breakout", max_frames=40, **SMALL)
+    assert env.spec.time_limit == 10
+    _, steps = play(env, 0, random_actions(env, 35, 2))
+    truncated = column(steps, "truncated")
+    np.testing.assert_array_equal(np.flatnonzero(truncated[:, 0]), [9, 20, 31])  # ten steps, then the artefact
+    assert not (truncated & column(steps, "terminated")).any()
+    np.testing.assert_array_equal(column(steps, "episode_over"), truncated)
+    assert not column(steps, "valid")[10].any()
+
+
+def test_the_same_seed_gives_the_same_stream():
+    env = build.make_host("atari/Pong", **SMALL)
+    actions = random_actions(env, 80, 2)
+    (first, a), (again, b), (other, c) = play(env, 3, actions), play(env, 3, actions), play(env, 4, actions)
+    np.testing.assert_array_equal(first, again)
+    np.testing.assert_array_equal(column(a, "obs"), column(b, "obs"))
+    assert not np.array_equal(column(a, "obs"), column(c, "obs")) or not np.array_equal(first, other)
+
+
+def test_sticky_actions_are_on_by_default_and_can_be_turned_off():
+    kinds = {p: build.make_host("atari/Breakout", sticky=p, noop_max=0, **SMALL) for p in (0.0, 0.25, 1.0)}
+    assert build.make_host("atari/Breakout").options["sticky"] == 0.25
+    actions = random_actions(kinds[0.0], 60, 2)
+    calm, sticky, stuck = (column(play(env, 0, actions)[1], "obs") for env in kinds.values())
+    assert not np.array_equal(calm, sticky)
+    assert not np.array_equal(sticky, stuck)
+
+
+def test_clipping_changes_what_is_learned_from_and_not_the_score():
+    clipped = build.make_host("atari/MsPacman", clip_reward=True, **SMALL)
+    plain = build.make_host("atari/MsPacman", **SMALL)
+    actions = random_actions(plain, 150, 2)
+    (_, a), (_, b) = play(clipped, 0, actions), play(plain, 0, actions)
+    np.testing.assert_array_equal(column(a, "score"), column(b, "score"))
+    np.testing.assert_array_equal(column(a, "reward"), np.sign(column(b, "reward")))
+    np.testing.assert_array_equal(column(b, "reward"), column(b, "score"))
+    assert column(b, "reward").max() >= 10
+
+
+def test_frames_are_stacked_newest_last():
+    env = build.make_host("atari/Breakout")
+    assert (env.spec.obs_shape, env.spec.obs_dtype) == ((84, 84, 4), np.uint8)
+    first, steps = play(env, 0, random_actions(env, 3, 1))
+    stacks = [np.asarray(env.arrange(jnp.asarray(obs))) for obs in (first, *(s.obs for s in steps))]
+    assert stacks[0].shape == (1, 84, 84, 4)
+    assert stacks[0].dtype == np.uint8
+    for before, after in pairwise(stacks):
+        np.testing.assert_array_equal(after[..., :3], before[..., 1:])
+
+
+def test_action_sets_and_the_paper_settings():
+    assert build.make_host("atari/Breakout", **SMALL).spec.action == Discrete(4)
+    assert build.make_host("atari/Breakout", full_action_space=True, **SMALL).spec.action == Discrete(18)
+    options = build.make_host("atari/Breakout").options
+    wanted = {"sticky": 0.25, "frame_skip": 4, "noop_max": 30, "frame_stack": 4, "image_size": 84}
+    wanted |= {"episodic_life": True, "clip_reward": False, "full_action_space": False}
+    assert {k: options[k] for k in wanted} == wanted
+    config = presets.build("atari/Breakout")
+    assert (config.net.torso, config.environment.num_envs, config.ppo.gamma) == ("impala", 64, 0.995)
+
+
+def test_the_picture_is_of_the_same_game():
+    env = build.make_host("atari/Breakout", **SMALL)
+    pool, plain = env.start(1, render=True), env.start(1)
+    screen = env.emulator(1, **atari.SCREEN)
+    pool.reset(seed=5)
+    plain.reset(seed=5)
+    screen.reset(seed=5)
+    frames, total = [], 0.0
+    for action in random_actions(env, 200, 1):
+        pool.send(action)
+        plain.send(action)
+        drawn, score, game_over, timed_out, _ = screen.step(action)
+        with_picture, without = pool.recv(), plain.recv()
+        assert with_picture.score == without.score == score
+        assert with_picture.episode_over == without.episode_over == (game_over | timed_out)
+        np.testing.assert_array_equal(pool.render(), drawn[0, 0])
+        total += float(score[0])
+        frames.append(pool.render())
+    assert total > 0
+    assert frames[0].shape == (210, 160, 3)
+    assert not np.array_equal(frames[0], frames[9])
+    assert (frames[-1][..., 0] != frames[-1][..., 2]).any(), "no colour"
+    pool.close()
+    plain.close()
+
+
+def test_every_game_of_the_paper_and_of_ale_py_has_a_name():
+    listed = build.names("atari")
+    assert {f"atari/{game}" for game in atari.PAPER_GAMES} <= set(listed)
+    assert len(atari.PAPER_GAMES) == 16
+    assert len(listed) == len(atari.games()) > 100
+    assert atari.games()["MsPacman"] == "ms_pacman"
+
+
+@pytest.mark.parametrize("game", [g for g in atari.PAPER_GAMES if g not in ("Breakout", "MsPacman")])
+def test_every_game_of_the_paper_starts(game):
+    env = build.make_host(f"atari/{game}", **SMALL)
+    _, steps = play(env, 0, random_actions(env, 3, 1))
+    assert column(steps, "valid").all()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options", "message"),
+    [
+        ("atari/Brekout", {}, "nearest: atari/Breakout"),
+        ("atari/mspacman", {}, "nearest: atari/MsPacman"),
+        ("atari/", {}, "takes a known id"),
+        ("atari/Pong", {"colour": 1}, "atari/Pong: got option 'colour', takes clip_reward, episodic_life"),
+        ("atari/Pong", {"sticky": 2.0}, r"sticky: got 2, takes a number in \[0, 1\]"),
+        ("atari/Pong", {"frame_skip": 0}, "frame_skip: got 0, takes a whole number of at least 1"),
+        ("atari/Pong", {"noop_max": 2.5}, "noop_max: got 2.5, takes a whole number"),
+        ("atari/Pong", {"episodic_life": 3}, "episodic_life: got 3, takes true or false"),
+    ],
+)
+def test_wrong_games_and_options_are_one_line(env_id, options, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        build.make_host(env_id, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_extra_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    with pytest.raises(ValueError, match=r'pip install "nextpolicy\[atari\]"'):
+        build.make_host("atari/Breakout")
