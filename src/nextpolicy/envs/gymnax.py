@@ -72,6 +72,8 @@ class GymnaxEnv:
     state counts its steps in `time` is truncated at its parameters' `max_steps_in_episode`.
     """
 
+    unroll = 4  # a step is a few small kernels
+
     def __init__(self, env: Any, params: Any, env_id: str, *, binary_obs: bool = False):
         self.env, self.params = env, params
         self._binary_obs = binary_obs

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from nextpolicy.envs.base import Discrete, EnvSpec
+from nextpolicy.envs.base import DeviceEnv, Discrete, EnvSpec
 from nextpolicy.nets.heads import Categorical, DiagonalGaussian
 from nextpolicy.train.state import Agent, Hypers, Setup, Workers
 from nextpolicy.types import Array, EnvStep, Rollout
@@ -94,10 +94,16 @@ def collect(
         )
         return after, (taken, episodes)
 
-    workers, (rollout, episodes) = jax.lax.scan(one_step, workers, (jax.random.split(key_env, length), noise, uniform))
+    inputs = (jax.random.split(key_env, length), noise, uniform)
+    workers, (rollout, episodes) = jax.lax.scan(one_step, workers, inputs, unroll=_unroll(env))
     totals = jax.tree.map(jnp.sum, episodes)._replace(discounted_return=episodes.discounted_return)
     log_prob = rollout.behaviour_dist.log_prob(rollout.action)
     return workers, rollout._replace(behaviour_log_prob=log_prob), totals
+
+
+def _unroll(env: DeviceEnv) -> int:
+    """Steps per turn of the loop: where a step is a few small kernels, an accelerator spends as much on the turn."""
+    return 1 if jax.default_backend() == "cpu" else getattr(env, "unroll", 1)
 
 
 def action_noise(spec: EnvSpec, key: Array, lead: tuple[int, ...]) -> Array:
