@@ -16,10 +16,10 @@ CHROMIUM = shutil.which("chromium")
 CHROMEDRIVER = shutil.which("chromedriver")
 MISSING = None if CHROMIUM and CHROMEDRIVER else "needs Debian's packages chromium and chromium-driver"
 
-_FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --force-device-scale-factor=1 --hide-scrollbars"
-).split()
+_FLAGS = """
+    --headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
+    --disable-component-update --disable-sync --force-device-scale-factor=1 --hide-scrollbars
+"""
 _KEYS = {"Right": "\ue014", "Left": "\ue012", "Up": "\ue013", "Down": "\ue015", "Tab": "\ue004", "Enter": "\ue007"}
 
 
@@ -35,12 +35,14 @@ class Browser:
         self.base = f"http://127.0.0.1:{port.rstrip('.')}"
         options = {
             "binary": CHROMIUM,
-            "args": [*_FLAGS, f"--user-data-dir={self.profile}", f"--window-size={width},{height}"],
+            "args": [*_FLAGS.split(), f"--user-data-dir={self.profile}", f"--window-size={width},{height}"],
         }
         logs = {"browser": "ALL", "performance": "ALL"}
         wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": logs}
         session = self._call("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
         self.base += f"/session/{session['sessionId']}"
+        self.open("about:blank")
+        self.requests()  # those of the browser's own first page
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.devtools("Emulation.setEmulatedMedia", features=scheme)
         self.devtools(

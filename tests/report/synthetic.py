@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def write_run(
     frames = [_member(i, m, rounds, config.batch_size, columns or {}) for i, m in enumerate(config.members())]
     table = pd.concat(frames, ignore_index=True)
     edges = np.linspace(0, rounds, parts + 1).astype(int)
-    for first, end in zip(edges[:-1], edges[1:], strict=True):
+    for first, end in itertools.pairwise(edges):
         part = table[(table["round"] >= first) & (table["round"] < end)]
         part.to_parquet(folder / "metrics" / f"part-{first:08d}-{end - 1:08d}.parquet", index=False)
     return folder

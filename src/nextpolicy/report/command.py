@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nextpolicy.report import html, tables, text
+from nextpolicy.report import html, text
 from nextpolicy.report.files import write
-from nextpolicy.report.runs import ReportError, Run, load_all, member_table
+from nextpolicy.report.runs import ReportError, load_all
+from nextpolicy.report.tables import Comparison, compare
 
 
 def main(arguments: Sequence[str], make_parser: Callable[..., Any], parse: Callable[..., Any]) -> None:
@@ -35,21 +36,20 @@ def main(arguments: Sequence[str], make_parser: Callable[..., Any], parse: Calla
         raise ReportError(f"out: got {out}, takes a file name that ends in .html")
     if not out.parent.is_dir():
         raise ReportError(f"out: {out.parent} is not a folder")
-    runs = load_all(options.paths, allow_mixed=options.allow_mixed)
-    write(out, html.page(runs, options.title))
-    print(f"page: {out} ({out.stat().st_size / 1e6:.1f} MB, {len(runs)} runs)")
+    comparison = compare(load_all(options.paths, allow_mixed=options.allow_mixed))
+    write(out, html.page(comparison, options.title))
+    print(f"page: {out} ({out.stat().st_size / 1e6:.1f} MB, {len(comparison.runs)} runs)")
     if not options.page_only:
         folder = Path(options.files) if options.files else out.with_name(f"{out.stem}-files")
-        print(f"tables and figures: {folder} ({write_files(runs, folder)} files)")
+        print(f"tables and figures: {folder} ({write_files(comparison, folder)} files)")
 
 
-def write_files(runs: Sequence[Run], folder: Path) -> int:
+def write_files(comparison: Comparison, folder: Path) -> int:
     """Tables as Markdown, CSV and LaTeX, figures as SVG and PNG; how many files there are."""
     from nextpolicy.report import figures
 
     folder.mkdir(parents=True, exist_ok=True)
-    members = member_table(runs)
-    by_key, totals = tables.all_tables(members)
+    runs, members, by_key, totals = comparison
     before = {"members.csv": members.to_csv(index=False)}
     named = {
         f"{suite}-{variant}": (table, text.environment_columns(table)) for (suite, variant), table in by_key.items()

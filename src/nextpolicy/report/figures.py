@@ -20,6 +20,7 @@ from nextpolicy.report.runs import Run
 from nextpolicy.report.text import SUITE_NAMES, number
 
 COLOURS = ("#5a636e", "#c2410c", "#0f62ce", "#15803d", "#9333ea", "#b45309", "#0e7490", "#be185d")
+POINTS = 250  # of a curve
 WIDTH = 3.3  # inches of one panel
 Tables = dict[tuple[str, str], pd.DataFrame]
 
@@ -116,6 +117,7 @@ def _band(axes: Any, table: pd.DataFrame, colour: str, label: str, steps: int) -
     if table.empty:
         return
     smooth = table.rolling(max(1, len(table) // 50), min_periods=1).mean()
+    smooth = smooth.iloc[:: max(1, len(table) // POINTS)]  # smoothed over more rounds than are left out
     low, middle, high = (smooth.quantile(q, axis=1) for q in (0.25, 0.5, 0.75))
     x = (smooth.index.to_numpy() + 1) * steps
     axes.plot(x, middle, color=colour, linewidth=1.3, label=f"{label} ({table.shape[1]})")
@@ -179,6 +181,7 @@ def lifespan_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | No
             _band(each, _wide(own, variant, lambda f: f["episode_return"]), colour, variant, _steps(own))
             lived = _wide(own, variant, lambda f: f["rounds_held"].where(f["accepted"].astype(bool)).bfill())
             if not lived.empty:
+                lived = lived.iloc[:: max(1, len(lived) // POINTS)]
                 x = (lived.index.to_numpy() + 1) * _steps(own)
                 right.plot(x, lived.median(axis=1), ":", color=colour, linewidth=1)
         each.set_title(env, fontsize=8)

@@ -13,8 +13,9 @@ from typing import Any
 import pandas as pd
 
 from nextpolicy._version import __version__
-from nextpolicy.report import curves, tables, text
-from nextpolicy.report.runs import Run, member_table
+from nextpolicy.report import curves, text
+from nextpolicy.report.runs import Run
+from nextpolicy.report.tables import Comparison
 from nextpolicy.report.text import Column, number
 
 _COLOURS = 8
@@ -48,10 +49,9 @@ _EXPLAINED = {
 }
 
 
-def page(runs: Sequence[Run], title: str, *, watch: str = "") -> str:
+def page(comparison: Comparison, title: str, *, watch: str = "") -> str:
     """The whole page; `watch` is the version that a serving process tells apart."""
-    members = member_table(runs)
-    by_key, totals = tables.all_tables(members)
+    runs, members, by_key, totals = comparison
     variants = list(dict.fromkeys(members["variant"]))
     environments = _by_environment(runs)
     parts = {
@@ -69,7 +69,7 @@ def page(runs: Sequence[Run], title: str, *, watch: str = "") -> str:
     }
     sections = "".join(
         f'<section id="{name}"><h2>{words}</h2><p class="about">{_EXPLAINED[name]}</p>'
-        f"{_controls(variants) if name == 'bars' else ''}{parts[name]}</section>\n"
+        f"{parts[name]}</section>\n{_controls(variants) if name == 'aggregate' else ''}"
         for name, words in _SECTIONS
     )
     summary = "".join(f"<p>{html.escape(line)}</p>" for line in text.summary(members, by_key, totals))
@@ -141,7 +141,8 @@ def _heading(suite: str, variant: str, variants: list[str]) -> str:
 def _table(table: pd.DataFrame, columns: Sequence[Column], variants: list[str]) -> str:
     """A table that sorts; each row, or the whole table where it is of one variant, goes with the variant's switch."""
     head = "".join(
-        f'<th scope="col" title="{html.escape(about)}"><button type="button">{html.escape(words)}</button></th>'
+        f'<th scope="col"{_kind(words)} title="{html.escape(about)}">'
+        f'<button type="button">{html.escape(words)}</button></th>'
         for words, about, _ in columns
     )
     rows = []
@@ -161,18 +162,27 @@ def _table(table: pd.DataFrame, columns: Sequence[Column], variants: list[str]) 
 def _cell(cell: text.Cell, heading: str, *, first: bool) -> str:
     shown, key = cell
     key = "-inf" if key == -math.inf else key
-    tag = 'th scope="row"' if first else "td"
-    kind = ' class="note"' if heading == "Note" else ' class="text"' if heading in ("Variant", "Source") else ""
-    return f'<{tag}{kind} data-key="{html.escape(str(key))}">{html.escape(shown)}</{tag.split()[0]}>'
+    opening, closing = ('th scope="row"', "th") if first else ("td", "td")
+    words = _name(shown) if first else html.escape(shown)
+    return f'<{opening}{_kind(heading)} data-key="{html.escape(str(key))}">{words}</{closing}>'
+
+
+def _name(env: str) -> str:
+    """An environment's id, which may break after a slash or an underscore."""
+    return html.escape(env).replace("/", "/<wbr>").replace("_", "_<wbr>")
+
+
+def _kind(heading: str) -> str:
+    return {"Note": ' class="note"', "Variant": ' class="text"', "Source": ' class="text"'}.get(heading, "")
 
 
 def _bars(suite: str, by_key: dict[tuple[str, str], pd.DataFrame], variants: list[str]) -> str:
     """Bars from 100 % to each variant's score, on a logarithmic scale that all environments of the suite share."""
     shown = {v: t.set_index("env").to_dict("index") for (s, v), t in by_key.items() if s == suite}
     envs = list(dict.fromkeys(env for rows in shown.values() for env in rows))
-    values = [row["score_pct_of_ppo"] for rows in shown.values() for row in rows.values()]
-    positive = [v for v in values if v > 0 and math.isfinite(v)]
-    low, high = min([80.0, *positive]) / 1.1, max([125.0, *positive]) * 1.35
+    ends = ("", "_low", "_high")
+    values = [row[f"score_pct_of_ppo{end}"] for rows in shown.values() for row in rows.values() for end in ends]
+    low, high = _span(values)
 
     def place(value: float) -> float:
         inside = min(max(value, low), high)
@@ -187,12 +197,24 @@ def _bars(suite: str, by_key: dict[tuple[str, str], pd.DataFrame], variants: lis
         tracks = "".join(_track(v, rows_of[env], variants, place) for v, rows_of in shown.items() if env in rows_of)
         winner = html.escape(margin({v: rows_of[env] for v, rows_of in shown.items() if env in rows_of}))
         line = f'<i class="one-hundred" style="left:{place(100):.2f}%"></i>'
-        name = f'<div class="name">{html.escape(env)}<small>{winner}</small></div>'
+        name = f'<div class="name">{_name(env)}<small>{winner}</small></div>'
         rows.append(f'<div class="bar-row">{name}<div class="tracks">{line}{tracks}</div></div>')
-    marks = [m for m in (6.25, 12.5, 25, 50, 100, 200, 400, 800, 1600) if low <= m <= high]
-    axis = "".join(f'<span style="left:{place(m):.2f}%">{m:g} %</span>' for m in marks)
+    axis = "".join(f'<span style="left:{place(m):.2f}%">{m:g} %</span>' for m in _marks(low, high))
     axis = f'<div class="bar-row" aria-hidden="true"><div></div><div class="axis">{axis}</div></div>'
     return f'<h3>{html.escape(text.SUITE_NAMES.get(suite, suite))}</h3><div class="bars">{"".join(rows)}{axis}</div>'
+
+
+def _span(values: list[float]) -> tuple[float, float]:
+    """Percentages at the ends of the bars' scale: all that are positive, within a factor of 10 of PPO below."""
+    positive = [max(v, 10.0) for v in values if v > 0 and math.isfinite(v)]
+    return min([80.0, *positive]) / 1.05, max([125.0, *positive]) * 1.15
+
+
+def _marks(low: float, high: float) -> list[float]:
+    """100 and some percentages around it, fewer the wider the scale."""
+    narrow = (50, 60, 70, 80, 90, 100, 110, 125, 150, 175, 200, 250)
+    wide = (10, 25, 50, 100, 200, 400, 800, 1600, 3200)
+    return [m for m in (narrow if high / low < 4 else wide) if low * 1.03 <= m <= high / 1.03]
 
 
 def _track(variant: str, row: dict[str, Any], variants: list[str], place: Any) -> str:
@@ -239,7 +261,7 @@ def _cards(environments: dict[str, list[Run]], panels: list[str]) -> str:
             )
         state = f' <small class="note">{html.escape(odd)}</small>' if odd else ""
         kind = "card gate" if len(panels) > 1 else "card"
-        cards.append(f'<article class="{kind}"><h3>{html.escape(env)}{state}</h3>{charts}</article>')
+        cards.append(f'<article class="{kind}"><h3>{_name(env)}{state}</h3>{charts}</article>')
     return f'<div class="grid">{"".join(cards)}</div>'
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from nextpolicy.report import aggregate
 from nextpolicy.report.aggregate import AggregateRow
+from nextpolicy.report.runs import Run, member_table
 
 REPS = 1000
 SEED = 0
@@ -138,13 +139,14 @@ def note_of(ours: pd.DataFrame, theirs: pd.DataFrame) -> str:
     """What is missing and why, in words; empty if nothing is."""
     if not len(theirs):
         return "no PPO run to compare with"
-    notes = []
-    for who, frame in (("", ours), ("PPO: ", theirs)):
+    notes: dict[str, list[str]] = {}
+    for who, frame in (("", ours), ("PPO's ", theirs)):
         lost = frame[frame["score"].isna()]
         for (state, reason), group in lost.groupby(["state", "reason"], sort=False):
-            seeds = ", ".join(map(str, group["seed"]))
-            notes.append(f"{who}seed{'s' if len(group) > 1 else ''} {seeds} {state}{f' ({reason})' if reason else ''}")
-    return "; ".join(notes)
+            plural = "s" * (len(group) > 1)
+            seeds = f"all {len(frame)}" if len(group) == len(frame) else ", ".join(map(str, group["seed"]))
+            notes.setdefault(f"{state}{f': {reason}' if reason else ''}", []).append(f"{who}seed{plural} {seeds}")
+    return "; ".join(f"{' and '.join(whose)} {what}" for what, whose in notes.items())
 
 
 def aggregate_table(tables: dict[tuple[str, str], pd.DataFrame], members: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -208,6 +210,21 @@ def with_paper(table: pd.DataFrame, suite: str, variant: str) -> pd.DataFrame:
     return table.assign(
         paper_score_pct_of_ppo=theirs, difference_from_paper=table["score_pct_of_ppo"].to_numpy() - theirs
     )
+
+
+class Comparison(NamedTuple):
+    """All that is shown of some runs."""
+
+    runs: Sequence[Run]
+    members: pd.DataFrame  # one line per member
+    environments: dict[tuple[str, str], pd.DataFrame]  # (suite, variant) -> one line per environment
+    totals: pd.DataFrame  # one line per suite and variant, and the paper's
+
+
+def compare(runs: Sequence[Run]) -> Comparison:
+    """Every table of these runs."""
+    members = member_table(runs)
+    return Comparison(runs, members, *all_tables(members))
 
 
 def all_tables(members: pd.DataFrame) -> tuple[dict[tuple[str, str], pd.DataFrame], pd.DataFrame]:

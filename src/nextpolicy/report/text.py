@@ -200,8 +200,8 @@ def summary(members: pd.DataFrame, tables: dict[tuple[str, str], pd.DataFrame], 
         better = int((table["significant"] & (table["score_pct_of_ppo"] > 100)).sum())
         worse = int((table["significant"] & (table["score_pct_of_ppo"] < 100)).sum())
         scores.append(
-            f"{row['variant']} has a median of {with_interval(row, 'median_pct_ppo')[0]} % of PPO's score over "
-            f"{int(row['environments'])}, significantly better on {better} and worse on {worse}"
+            f"{row['variant']} has a median of {with_interval(row, 'median_pct_ppo')[0]} % of PPO's score, "
+            f"significantly better on {better} and worse on {worse}"
         )
         gate.append(
             f"{row['variant']} updated its target in {number(table['updates_pct_of_ppo'].median(), places=1)} % of "
@@ -209,5 +209,6 @@ def summary(members: pd.DataFrame, tables: dict[tuple[str, str], pd.DataFrame], 
         )
     more = len(ours) - len(shown)
     rest = f" ({more} more comparison{'s' * (more != 1)} in the table)" if more else ""
-    where = f"On {SUITE_NAMES.get(suite, suite)}, "
+    count = int(shown["environments"].max())
+    where = f"{SUITE_NAMES.get(suite, suite)} ({count} environment{'s' * (count != 1)}): "
     return [first, where + "; ".join(scores) + rest + ".", where + "; ".join(gate) + "."]

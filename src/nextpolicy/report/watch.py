@@ -11,6 +11,7 @@ from threading import Lock
 
 from nextpolicy.report import html
 from nextpolicy.report.runs import ReportError, find, load_all
+from nextpolicy.report.tables import compare
 
 HOST = "127.0.0.1"  # never an address that others can reach
 
@@ -41,7 +42,7 @@ class Source:
             if version != self.made:
                 try:
                     runs = load_all(self.paths, allow_mixed=self.allow_mixed)
-                    self.content, self.made = html.page(runs, self.title, watch=version), version
+                    self.content, self.made = html.page(compare(runs), self.title, watch=version), version
                 except (ReportError, OSError):
                     if not self.content:
                         raise
