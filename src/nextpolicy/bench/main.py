@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import statistics
 import sys
@@ -19,7 +18,7 @@ from nextpolicy.config import FIELDS, ConfigError
 from nextpolicy.run.folder import describe_machine, write_json
 
 OWN = ("ppo", "sv-static", "sv-dynamic", "all", "simulator")
-PEERS = ("purejaxrl", "brax", "rejax", "sb3", "sbx")
+PEERS = ("purejaxrl",)
 
 
 def main(arguments: list[str], parser_class: Any, parse: Callable[..., Any]) -> None:
@@ -43,12 +42,22 @@ def main(arguments: list[str], parser_class: Any, parse: Callable[..., Any]) -> 
         raise ConfigError(f"out: {options.out} exists, takes a new file; nothing was written")
     fields = _fields(options.set)
     rows = []
-    for members in (int(m) for m in options.members.split(",")):
+    for members in _counts(options.members):
         made = [_make(n, options.env, members, fields, options) for n in names]
         rows += measure([c for c in made if c is not None], members, options.seconds, options.repeats)
     print(table(rows))
     if options.out:
         write_json(Path(options.out), {"env": options.env, "fields": fields, "rows": rows, "about": describe_machine()})
+
+
+def _counts(text: str) -> list[int]:
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = [0]
+    if min(counts) < 1:
+        raise ConfigError(f"members: got {text!r}, takes whole numbers of at least 1, separated by commas")
+    return counts
 
 
 def _fields(pairs: list[str]) -> dict[str, Any]:
@@ -66,13 +75,9 @@ def _make(name: str, env: str, members: int, fields: dict[str, Any], options: An
         return contenders.ours(env, "ppo,sv-static,sv-dynamic", members, fields) if members % 3 == 0 else None
     if name in OWN:
         return contenders.ours(env, name, members, fields)
-    if name == "purejaxrl":
-        if not options.purejaxrl:
-            raise ConfigError("purejaxrl: takes --purejaxrl with the path of a checkout")
-        return peers.purejaxrl(options.purejaxrl, env, members, fields)
-    if members != 1:
-        return None  # the other peers have no population
-    return peers.subprocess_peer(name, env, fields)
+    if not options.purejaxrl:
+        raise ConfigError("purejaxrl: takes --purejaxrl with the path of a checkout")
+    return peers.purejaxrl(options.purejaxrl, env, members, fields)
 
 
 def measure(made: list[Contender], members: int, seconds: float, repeats: int) -> list[dict[str, Any]]:
@@ -126,8 +131,3 @@ def table(rows: list[dict[str, Any]]) -> str:
         for r in rows
     ]
     return "\n".join([head, *lines])
-
-
-def load(path: str) -> dict[str, Any]:
-    """A result written by `--out`."""
-    return json.loads(Path(path).read_text())
