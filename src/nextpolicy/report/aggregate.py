@@ -111,6 +111,8 @@ def aggregate_row(table: pd.DataFrame) -> AggregateRow:
 
 def aggregate_of(score: np.ndarray, kl_target: np.ndarray, kl_behaviour: np.ndarray) -> AggregateRow:
     """The row of a suite from its columns, each with one entry per environment."""
+    if len(score) == 0:
+        raise ValueError("score: got no entries, takes one per environment")
     q1, median, q3 = (float(q) for q in np.percentile(score, [25, 50, 75]))
     return AggregateRow(
         median_pct_ppo=median,
@@ -135,6 +137,8 @@ def percent_table(scores: Mapping[str, Mapping[str, np.ndarray]], variant: str, 
         for name in (variant, ppo):
             if name not in by_variant:
                 raise ValueError(f"scores: got no {name!r} for {env!r}, takes scores of {variant!r} and {ppo!r}")
+            if len(by_variant[name]) == 0:
+                raise ValueError(f"scores: got no seeds of {name!r} for {env!r}, takes at least one")
         ours, theirs = (np.asarray(by_variant[name], np.float64) for name in (variant, ppo))
         percent = percent_of_ppo(ours, float(np.mean(theirs)))
         spread = float(np.std(percent, ddof=1)) if len(percent) > 1 else float("nan")
@@ -147,7 +151,7 @@ def iqm(scores: Scores) -> float:
 
     The number left out at each end is n / 4 rounded down, as `scipy.stats.trim_mean` does it.
     """
-    everything = np.sort(np.concatenate([np.ravel(np.asarray(s, np.float64)) for s in scores]))
+    everything = np.sort(np.concatenate([[], *(np.ravel(np.asarray(s, np.float64)) for s in scores)]))
     if len(everything) == 0:
         raise ValueError("scores: got no runs, takes at least one")
     trimmed = len(everything) // 4

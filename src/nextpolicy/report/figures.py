@@ -13,11 +13,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from nextpolicy.report.files import write
 from nextpolicy.report.html import margin
 from nextpolicy.report.runs import Run
-from nextpolicy.report.text import SUITE_NAMES, number
+from nextpolicy.report.text import SUITE_NAMES
 
 COLOURS = ("#5a636e", "#c2410c", "#0f62ce", "#15803d", "#9333ea", "#b45309", "#0e7490", "#be185d")
 POINTS = 250  # of a curve
@@ -76,13 +77,42 @@ def bars(suite: str, tables: dict[str, pd.DataFrame], variants: Sequence[str]) -
         axes.barh(at, np.nan_to_num(value), height, color=_colour(variant, variants), label=variant)
         axes.errorbar(np.nan_to_num(value), at, xerr=error, fmt="none", ecolor="black", elinewidth=0.8)
     axes.axvline(0, color="black", linewidth=1)
-    axes.set_xscale("symlog", linthresh=20)
+    _percent_scale(axes, "x", [v for t in tables.values() for v in t["score_pct_of_ppo"] - 100])
     names = [f"{env}\n{margin({v: r[env] for v, r in rows.items() if env in r})}" for env in envs]
     axes.set_yticks(range(len(envs)), names, fontsize=7)
     axes.set_xlabel("score, percentage points above PPO's mean (95 % interval)")
     axes.set_title(SUITE_NAMES.get(suite, suite))
     axes.legend(fontsize=8, loc="lower right")
     return figure
+
+
+def _percent_scale(axes: Any, which: str, values: Sequence[float]) -> None:
+    """Linear, or linear about 0 and logarithmic beyond where one environment would flatten the others."""
+    if max((abs(v) for v in values if math.isfinite(v)), default=0.0) <= 60:
+        return
+    getattr(axes, f"set_{which}scale")("symlog", linthresh=20)
+    axis = getattr(axes, f"{which}axis")
+    axis.set_major_locator(FixedLocator([-1000, -300, -100, -50, -20, 0, 20, 50, 100, 300, 1000, 3000]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g}" if value else "0"))
+    axis.set_minor_locator(NullLocator())
+
+
+def _finish(figure: Figure, axes: list[Any], label: str) -> Figure:
+    """One legend for all panels, and what the axes mean."""
+    entries = {text: handle for each in axes for handle, text in zip(*each.get_legend_handles_labels(), strict=True)}
+    figure.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=4, fontsize=8)
+    figure.supxlabel("environment steps", fontsize=8)
+    figure.supylabel(label, fontsize=8)
+    return figure
+
+
+def _title(env: str, runs: Sequence[Run]) -> str:
+    seeds = {len({m.seed for run in runs for m in run.members if m.variant == v}) for v in _variants(runs)}
+    return f"{env} ({'–'.join(str(n) for n in sorted({min(seeds), max(seeds)}))} seeds)"
+
+
+def _variants(runs: Sequence[Run]) -> list[str]:
+    return list(dict.fromkeys(m.variant for run in runs for m in run.members))
 
 
 def _grid(envs: int) -> tuple[Figure, list[Any]]:
@@ -120,7 +150,7 @@ def _band(axes: Any, table: pd.DataFrame, colour: str, label: str, steps: int) -
     smooth = smooth.iloc[:: max(1, len(table) // POINTS)]  # smoothed over more rounds than are left out
     low, middle, high = (smooth.quantile(q, axis=1) for q in (0.25, 0.5, 0.75))
     x = (smooth.index.to_numpy() + 1) * steps
-    axes.plot(x, middle, color=colour, linewidth=1.3, label=f"{label} ({table.shape[1]})")
+    axes.plot(x, middle, color=colour, linewidth=1.3, label=label)
     axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
 
 
@@ -129,7 +159,7 @@ def _steps(runs: Sequence[Run]) -> int:
 
 
 def learning_curves(runs: Sequence[Run], variants: Sequence[str]) -> Figure | None:
-    """Return over environment steps: median and quartiles over seeds; the number of seeds is in the legend."""
+    """Return over environment steps: median and quartiles over seeds."""
     grouped = _by_environment(runs)
     if not grouped:
         return None
@@ -138,11 +168,8 @@ def learning_curves(runs: Sequence[Run], variants: Sequence[str]) -> Figure | No
         for variant in variants:
             table = _wide(own, variant, lambda f: f["episode_return"])
             _band(each, table, _colour(variant, variants), variant, _steps(own))
-        each.set_title(env, fontsize=8)
-        each.legend(fontsize=5)
-    figure.supxlabel("environment steps", fontsize=8)
-    figure.supylabel("return", fontsize=8)
-    return figure
+        each.set_title(_title(env, own), fontsize=8)
+    return _finish(figure, axes, "return: median and quartiles over seeds")
 
 
 def diff_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | None:
@@ -160,11 +187,8 @@ def diff_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | None:
             _band(each, _wide(own, variant, positive), _colour(variant, variants), variant, _steps(own))
         each.axhline(1, color="black", linestyle="--", linewidth=0.8)
         each.set_yscale("log")
-        each.set_title(env, fontsize=8)
-        each.legend(fontsize=5)
-    figure.supxlabel("environment steps", fontsize=8)
-    figure.supylabel("diff / threshold (1: stable below)", fontsize=8)
-    return figure
+        each.set_title(_title(env, own), fontsize=8)
+    return _finish(figure, axes, "diff / threshold (stable below the line)")
 
 
 def lifespan_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | None:
@@ -176,6 +200,7 @@ def lifespan_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | No
     for each, (env, own) in zip(axes, grouped.items(), strict=True):
         right = each.twinx()
         right.tick_params(labelsize=7)
+        right.yaxis.set_major_locator(MaxNLocator(integer=True))
         for variant in (v for v in variants if not v.startswith("ppo")):
             colour = _colour(variant, variants)
             _band(each, _wide(own, variant, lambda f: f["episode_return"]), colour, variant, _steps(own))
@@ -184,11 +209,8 @@ def lifespan_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | No
                 lived = lived.iloc[:: max(1, len(lived) // POINTS)]
                 x = (lived.index.to_numpy() + 1) * _steps(own)
                 right.plot(x, lived.median(axis=1), ":", color=colour, linewidth=1)
-        each.set_title(env, fontsize=8)
-        each.legend(fontsize=5)
-    figure.supxlabel("environment steps", fontsize=8)
-    figure.supylabel("return (solid); rounds a target lives (dotted, right)", fontsize=8)
-    return figure
+        each.set_title(_title(env, own), fontsize=8)
+    return _finish(figure, axes, "return (solid); rounds a target lives (dotted, right)")
 
 
 def scatter(suite: str, tables: dict[str, pd.DataFrame], variants: Sequence[str]) -> Figure:
@@ -208,10 +230,11 @@ def scatter(suite: str, tables: dict[str, pd.DataFrame], variants: Sequence[str]
     axes.scatter([0], [0], marker="+", s=90, color="black", label="PPO", zorder=4)
     axes.axhline(0, color="#bbbbbb", linewidth=0.8)
     axes.axvline(0, color="#bbbbbb", linewidth=0.8)
-    axes.set_yscale("symlog", linthresh=20)
+    _percent_scale(axes, "y", [v for t in tables.values() for v in t["score_pct_of_ppo"] - 100])
+    axes.margins(x=0.15)
     axes.set_xlabel("log10 of KL(target before, after) in multiples of PPO's")
     axes.set_ylabel("score, percentage points above PPO")
-    seeds = [int(t["seeds"].min()) for t in tables.values() if len(t)]
-    axes.set_title(f"{SUITE_NAMES.get(suite, suite)} (at least {number(min(seeds), places=0)} seeds each)")
+    seeds = [int(n) for t in tables.values() for n in t.loc[t["score_pct_of_ppo"].notna(), "seeds"]]
+    axes.set_title(f"{SUITE_NAMES.get(suite, suite)} (at least {min(seeds, default=0)} seeds each)")
     axes.legend(fontsize=8)
     return figure
