@@ -92,8 +92,9 @@ def _probabilities(logits: FloatArray, goal: int) -> FloatArray:
 
 def quantities(mdp: TabularMDP, run: Trajectory) -> dict[str, np.ndarray]:
     """Every exact quantity of every round, arrays [M, K]; `COLUMNS` says what each one is."""
-    # NumPy's solvers let go of the interpreter, so members run side by side.
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    # NumPy's solvers let go of the interpreter, so members run side by side; not if each solver starts threads too.
+    alone = os.environ.get("OPENBLAS_NUM_THREADS") == "1"
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if alone else 1) as pool:
         members = list(pool.map(partial(_member_quantities, mdp), map(run.member, range(len(run.behaviour)))))
     return {name: np.stack([one[name] for one in members]) for name in members[0]}
 

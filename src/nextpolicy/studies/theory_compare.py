@@ -156,6 +156,6 @@ def figure(mdp: TabularMDP, histories: dict[str, list[api.History]]) -> Figure:
     value.legend(fontsize=8, loc="lower right")
     loss.set(xlabel="round k", ylabel="value lost by the update (return)", yscale="log", xlim=value.get_xlim())
     loss.set_title("(b) Updates that made the target worse, all repeats", fontsize=10)
-    loss.legend(fontsize=8, loc="upper right")
+    out.legend(*loss.get_legend_handles_labels(), loc="outside lower right", ncols=5, fontsize=8)
     out.suptitle("Policy iteration on Four Rooms with a slow, noisy critic")
     return out
