@@ -193,7 +193,8 @@ def test_an_infinite_threshold_calls_a_scale_of_zero_stable(diff):
 
 def test_a_finite_threshold_with_a_scale_of_zero_takes_only_a_difference_of_zero():
     params = GateParams.dynamic(0.5, 1, 33)
-    assert bool(gate.update(gate.init(), 0.0, 0.0, params, 0.0)[2].stable)
+    nothing_moved = gate.update(gate.init(), 0.0, 0.0, params, 0.0)[2]
+    assert (bool(nothing_moved.stable), float(nothing_moved.diff_over_threshold)) == (True, 0.0)
     assert not bool(gate.update(gate.init(), 1e-6, 0.0, params, 0.0)[2].stable)
 
 
@@ -269,6 +270,9 @@ def test_a_criterion_of_ones_own_works_by_the_same_call():
         ({"delta_v": 0.1, "decay_fraction": -0.1}, r"^decay_fraction: got -0\.1, takes a number in \[0, 1\]"),
         ({"delta_v": 0.1, "decay_fraction": 1.5}, r"^decay_fraction: got 1\.5, takes a number in \[0, 1\]"),
         ({"delta_v": 0.1, "decay_fraction": NAN}, r"^decay_fraction: got nan, takes"),
+        ({"delta_v": "0.1"}, r"^delta_v: got '0\.1', takes a number in \[0, inf\]"),
+        ({"delta_v": 0.1, "k_max": None}, r"^k_max: got None, takes a number in \[1, inf\]"),
+        ({"delta_v": 0.1, "k_min": np.array([2, -1])}, r"^k_min: got -1, takes a number in \[1, inf\]"),
     ],
 )
 def test_bad_parameters_are_named(arguments, complaint):

@@ -86,7 +86,7 @@ compiled_estimators = jax.jit(all_estimators)
 
 sequences = {
     "seed": st.integers(0, 2**32 - 1),
-    "steps": st.sampled_from([1, 2, 14]),
+    "steps": st.sampled_from([1, 2, 14]),  # longer ones, solved another way, below
     "trailing": st.sampled_from([(), (2, 3)]),
     "lam": st.floats(0.0, 1.0),
     "rho_max": st.sampled_from([1.0, 5.0, 100.0, np.inf]),
@@ -108,6 +108,17 @@ def test_retrace_equals_the_written_out_sum(x64, kind, seed, steps, trailing, la
     got = retrace_gae(*data, lam=lam, kind=kind, rho_max=rho_max)
     assert got.dtype == jnp.float64
     assert_close(got, advantage_by_sums(kind, *data, lam, rho_max))
+
+
+@pytest.mark.parametrize("steps", [31, 32, 33, 75])
+def test_long_rollouts_equal_the_written_out_sum_too(x64, steps):
+    # From 32 steps on the recursion is solved in passes over all steps instead of one after the other.
+    data, lam, rho_max = sequence(steps, steps, (2,), end_rate=0.1), 0.95, 5.0
+    got = compiled_estimators(*data, lam=lam, rho_max=rho_max)
+    for kind in KINDS:
+        assert_close(got[kind], advantage_by_sums(kind, *data, lam, rho_max))
+    assert_close(got["targets"], vtrace_by_sums(*data, lam, rho_max))
+    assert_close(got["gae"], advantage_by_sums("printed", np.ones_like(data[0]), *data[1:], lam, rho_max))
 
 
 @given(**sequences)
@@ -226,6 +237,26 @@ def test_whole_number_values_are_refused():
     data = [np.zeros(3, np.int32)] * 6
     with pytest.raises(ValueError, match=r"^value: got dtype int32, takes a floating-point array$"):
         returns.vtrace(*data, lam=0.9, rho_max=1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"lam": 1.5}, r"^lam: got 1\.5, takes a number in \[0, 1\]$"),
+        ({"lam": None}, r"^lam: got None, takes a number in \[0, 1\]$"),
+        ({"rho_max": -1.0}, r"^rho_max: got -1\.0, takes a number in \[0, inf\]$"),
+        ({"rho_max": 1.0, "rho_min": 2.0}, r"^rho_min: got 2\.0, takes a number in \[0, 1\]$"),
+    ],
+)
+def test_numbers_out_of_range_are_named(options, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        returns.vtrace(*sequence(0, 3), **({"lam": 0.9, "rho_max": 5.0} | options))
+    if "rho_min" not in options:
+        with pytest.raises(ValueError, match=complaint):
+            returns.retrace_gae(*sequence(0, 3), **({"lam": 0.9} | options))
+    if "lam" in options:
+        with pytest.raises(ValueError, match=complaint):
+            returns.gae(*sequence(0, 3)[1:], **options)
 
 
 def test_a_value_without_a_time_axis_is_refused():

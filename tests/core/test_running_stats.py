@@ -139,3 +139,8 @@ def test_normalised_samples_have_mean_zero_and_variance_one(x64):
 def test_a_constant_feature_normalises_to_zero():
     x = jnp.full((10, 1), 7.0)
     assert not np.any(running_stats.normalise(running_stats.of_batch(x), x))
+
+
+def test_epsilon_is_added_to_the_variance():
+    stats = RunningStats(jnp.float32(4), jnp.array([1.0]), jnp.array([4 * 0.75]))
+    np.testing.assert_allclose(running_stats.normalise(stats, jnp.array([3.0]), epsilon=0.25), [2.0], rtol=1e-6)

@@ -25,10 +25,21 @@ def same_shape(**arrays: Any) -> None:
 
 
 def number(name: str, got: Any, low: float, high: float, *, open_high: bool = False, rule: str = "") -> None:
-    """Raise unless a concrete number lies in [low, high] (or [low, high)); traced and batched values pass."""
-    if not isinstance(got, (int, float, np.number)):
-        return
-    inside = low <= got < high if open_high else low <= got <= high
-    if not inside:
-        bracket = ")" if open_high else "]"
-        raise ValueError(f"{name}: got {got}, takes a number in [{low:g}, {high:g}{bracket}{rule}")
+    """Raise unless a number, or all of a NumPy array, lies in [low, high] (or [low, high)); JAX arrays pass.
+
+    Those may be traced, and then have no value yet.
+    """
+    takes = f"takes a number in [{low:g}, {high:g}{')' if open_high else ']'}{rule}"
+    if isinstance(got, (int, float, np.number, np.ndarray)):
+        numbers = np.asarray(got)
+        wrong = numbers[~((low <= numbers) & ((numbers < high) if open_high else (numbers <= high)))]
+        if wrong.size:
+            raise ValueError(f"{name}: got {wrong.flat[0]}, {takes}")
+    elif not hasattr(got, "dtype"):
+        raise ValueError(f"{name}: got {got!r}, {takes}")
+
+
+def whole(name: str, got: object) -> None:
+    """Raise unless `got` is a whole number of at least 1."""
+    if not isinstance(got, (int, np.integer)) or got < 1:
+        raise ValueError(f"{name}: got {got!r}, takes a whole number of at least 1")

@@ -147,7 +147,7 @@ def update(
     )
 
     # inf * 0 is not a number, and an infinite delta_v must call a scale of zero stable too.
-    threshold = jnp.where(jnp.isinf(delta_v), jnp.inf, jnp.where(jnp.isinf(delta_v), 0.0, delta_v) * scale)
+    threshold = jnp.where(jnp.isinf(delta_v), jnp.inf, delta_v * scale)
     finite = jnp.isfinite(diff) & jnp.isfinite(scale)
     stable = finite & (diff <= threshold)
     rounds_held = state.rounds_held + 1

@@ -5,15 +5,16 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from nextpolicy.core import check
 from nextpolicy.types import Array, PyTree
 
 
 def indices(key: Array, batch_size: int, epochs: int, minibatches: int) -> Array:
     """[epochs * minibatches, batch_size / minibatches] sample numbers; each epoch permutes them all afresh."""
-    if minibatches < 1 or batch_size % minibatches:
+    check.whole("batch_size", batch_size)
+    check.whole("epochs", epochs)
+    if minibatches < 1 or batch_size % minibatches or not isinstance(minibatches, int):
         raise ValueError(f"minibatches: got {minibatches}, takes a divisor of the batch size, which is {batch_size}")
-    if epochs < 1:
-        raise ValueError(f"epochs: got {epochs}, takes a whole number of at least 1")
     permute = jax.vmap(lambda k: jax.random.permutation(k, batch_size))
     return permute(jax.random.split(key, epochs)).reshape(epochs * minibatches, -1)
 

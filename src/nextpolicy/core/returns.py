@@ -25,6 +25,7 @@ ADVANTAGE_KINDS = ("printed", "next", "vtrace")
 
 def gae(reward: Array, discount: Array, cut: Array, value: Array, next_value: Array, *, lam: float | Array) -> Array:
     """Generalised advantage estimation, A_t = delta_t + discount_t lam (1 - cut_t) A_{t+1}; A after the end is 0."""
+    check.number("lam", lam, 0.0, 1.0)
     delta, keep = _errors(reward, discount, cut, value, next_value)
     return _backwards(delta, discount * keep * lam)
 
@@ -45,6 +46,9 @@ def vtrace(
 
     rho_t = clip(ratio_t, rho_min, rho_max) and c_t = min(lam, ratio_t); y - value is 0 after the last step.
     """
+    check.number("lam", lam, 0.0, 1.0)
+    check.number("rho_max", rho_max, 0.0, jnp.inf)
+    check.number("rho_min", rho_min, 0.0, rho_max if isinstance(rho_max, float | int) else jnp.inf)
     check.same_shape(value=value, ratio=ratio)
     delta, keep = _errors(reward, discount, cut, value, next_value)
     ratio = jax.lax.stop_gradient(jnp.asarray(ratio)).astype(delta.dtype)
@@ -75,6 +79,8 @@ def retrace_gae(
     judges, which biases it off-policy; `rho_max` matters to `vtrace` alone.
     """
     check.one_of("kind", kind, ADVANTAGE_KINDS)
+    check.number("lam", lam, 0.0, 1.0)
+    check.number("rho_max", rho_max, 0.0, jnp.inf)
     check.same_shape(value=value, ratio=ratio)
     delta, keep = _errors(reward, discount, cut, value, next_value)
     ratio = jax.lax.stop_gradient(jnp.asarray(ratio)).astype(delta.dtype)
