@@ -57,10 +57,10 @@ def _run(arguments: Sequence[str], make_parser: Callable[..., Any], parse: Calla
     until = None if options.budget is None else time.time() + seconds(options.budget)
     suite = suites.load(options.name)
     tasks = _tasks(suite, options, tuple(options.only))
-    suites.check_environments(suite)
     from nextpolicy.run import engines
 
     engine = engines.make(options.engine, address=options.ray_address, cpus=options.cpus, gpus=options.gpus)
+    suites.check_environments(suite)
     with _display(tasks, options.quiet) as display:
         outcomes = engine.run(tasks, until, display.tell)
     _conclude(tasks, outcomes, options)
