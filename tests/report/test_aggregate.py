@@ -166,6 +166,8 @@ def test_a_percent_table_by_hand():
     assert table["significant"].tolist() == [True, True]
     with pytest.raises(ValueError, match=r"^scores: got no 'static' for 'up', takes scores of 'static' and 'ppo'$"):
         aggregate.percent_table(scores, "static")
+    with pytest.raises(ValueError, match=r"^scores: got no seeds of 'ppo' for 'up', takes at least one$"):
+        aggregate.percent_table({"up": {"ppo": [], "ours": [1.0]}}, "ours")
 
 
 @given(seed=st.integers(0, 2**32 - 1), envs=st.integers(1, 5), seeds=st.integers(1, 7))
@@ -178,6 +180,8 @@ def test_iqm_by_hand_with_unequal_numbers_of_seeds():
     assert aggregate.iqm([[-1000.0, 1.0, 2.0], [3.0], [4.0, 5.0, 1000.0, 6.0]]) == pytest.approx((2 + 3 + 4 + 5) / 4)
     with pytest.raises(ValueError, match=r"^scores: got no runs, takes at least one$"):
         aggregate.iqm([[]])
+    with pytest.raises(ValueError, match=r"^scores: got no runs, takes at least one$"):
+        aggregate.iqm([])
 
 
 def test_the_bootstrap_is_decided_by_its_seed_alone():
@@ -189,6 +193,13 @@ def test_the_bootstrap_is_decided_by_its_seed_alone():
     assert aggregate.stratified_bootstrap(scores, seed=4, reps=200) != first
     assert first.low < first.estimate < first.high
     assert first.estimate == aggregate.iqm(scores)
+
+
+def test_the_interval_leaves_as_much_out_below_as_above():
+    scores = [np.arange(1000.0)]
+    draw = lambda strata: float(strata[0][0])  # noqa: E731 - one uniform draw per resample
+    interval = aggregate.stratified_bootstrap(scores, draw, seed=0, reps=20_000, level=0.8)
+    assert (interval.low, interval.high) == pytest.approx((100, 900), abs=15)
 
 
 def test_the_bootstrap_resamples_within_environments_only():

@@ -84,6 +84,23 @@ def test_a_dynamic_gate_waits_for_the_values_and_the_first_round_is_never_stable
     np.testing.assert_array_equal(run.accepted[1:], run.diff[1:] <= 0.01 * run.scale[1:])
 
 
+def test_the_criterion_learns_how_far_the_run_has_come(rng):
+    class Listener(NamedTuple):
+        heard: list
+
+        def init(self):
+            return 0
+
+        def update(self, state, diff, scale, params, progress):
+            self.heard.append(progress)
+            return state, False, None
+
+    mdp, pi = small()
+    listener = Listener([])
+    api.sv_api(mdp, pi, api.exact_evaluation, api.greedy_step(), None, rounds=4, rng=rng, criterion=listener)
+    assert listener.heard == [0.0, 0.25, 0.5, 0.75]
+
+
 def test_any_criterion_may_decide(rng):
     class Every3rd(NamedTuple):
         def init(self):

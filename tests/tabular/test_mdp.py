@@ -82,6 +82,7 @@ def test_policies_from_float32_are_renormalised_and_others_refused():
         as_table(mdp, np.full((2, 2), np.nan))
     with pytest.raises(ValueError, match="mu: got probabilities that sum to 4"):
         as_visitation(mdp, np.ones((2, 2)))
+    assert as_visitation(mdp, np.full((2, 2), 0.25 * (1 + 2e-6))).sum() == pytest.approx(1.0, abs=1e-15)
 
 
 def test_random_mdp_is_reproducible_and_as_sparse_as_asked():

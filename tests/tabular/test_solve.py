@@ -121,6 +121,16 @@ def test_value_iteration_at_gamma_zero_and_when_stopped_early():
         solve.policy_iteration(four_rooms.four_rooms(), iterations=1)
 
 
+def test_both_ends_of_the_clipping_count():
+    mdp = random_mdp(np.random.default_rng(0), 1, 3, 0.9)
+    pi, beta = [[0.1, 0.3, 0.6]], [[0.5, 0.3, 0.2]]
+    # Ratios 0.2, 1 and 3 become 0.4, 1 and 2; times beta that is 0.2, 0.3 and 0.4.
+    clipped = operators.clipped_target(mdp, pi, beta, rho_min=0.4, rho_max=2.0)
+    np.testing.assert_allclose(clipped, [[2 / 9, 3 / 9, 4 / 9]])
+    operator = operators.vtrace_operator(mdp, pi, beta, lam=0.8, rho_min=0.4, rho_max=2.0)
+    np.testing.assert_allclose(operator.fixed_point(), solve.state_value(mdp, clipped), rtol=1e-12)
+
+
 @pytest.mark.parametrize("lam", [0.0, 0.7, 1.0])
 def test_vtrace_fixed_point_is_the_target_value_without_clipping(lam):
     rng = np.random.default_rng(1)
@@ -226,6 +236,9 @@ def test_bad_arguments():
         (lambda: operators.greedy(pi, ties=-1.0), "ties: got -1.0"),
         (lambda: operators.mixture(pi, pi, 1.5), "alpha: got 1.5"),
         (lambda: operators.mixture(pi, two, 0.5), "pi_new: got shape"),
+        (lambda: operators.mixture(2 * pi, pi, 0.5), "pi: got probabilities that sum to 2"),
+        (lambda: operators.mixture(pi, pi, None), "alpha: got None"),
+        (lambda: operators.mirror_descent(0 * pi, pi, 0.5), "pi: got probabilities that sum to 0"),
         (lambda: operators.mirror_descent(pi, pi, np.inf), "step_size: got inf"),
         (lambda: operators.softmax(pi, 0.0), "temperature: got 0.0"),
     ]:

@@ -50,11 +50,14 @@ def draw_estimate(rng: np.random.Generator, Q: FloatArray, kind: str, gamma: flo
     return Q + error
 
 
-def draw_case(seed: int, gamma: float, kinds: tuple[str, str, str], estimate: str) -> Case:
+def draw_case(seed: int, gamma: float, kinds: tuple[str, str, str], estimate: str, anywhere: bool = False) -> Case:
+    """`anywhere` starts in a random state instead of state 0."""
     rng = np.random.default_rng(seed)
     mdp = random_mdp(rng, int(rng.integers(2, 9)), int(rng.integers(2, 5)), gamma, sparsity=rng.choice([0.0, 0.5, 1.0]))
     if rng.random() < 0.5:  # rewards at the ends of their range
         mdp = TabularMDP(mdp.P, mdp.R.round(), gamma, mdp.start)
+    if anywhere:
+        mdp = TabularMDP(mdp.P, mdp.R, gamma, np.random.default_rng([seed, 1]).dirichlet(np.ones(mdp.states)))
     pi = random_policy(rng, mdp, kind="deterministic" if kinds[0] == "deterministic" else "dirichlet")
     q = draw_estimate(rng, solve.action_value(mdp, pi), estimate, gamma)
     beta = draw_policy(rng, mdp, kinds[1], pi, q)
@@ -69,6 +72,7 @@ cases = st.builds(
     gamma=st.sampled_from(GAMMAS),
     kinds=st.tuples(*[st.sampled_from(POLICIES)] * 3),
     estimate=st.sampled_from(ESTIMATES),
+    anywhere=st.booleans(),
 )
 
 
@@ -252,6 +256,14 @@ def test_a_certificate_that_promises_something():
     assert theory.certificate(mdp, pi, best, best, solve.action_value(mdp, pi), delta=0.5).vacuous
 
 
+def test_a_promise_of_nothing_is_vacuous_and_kept():
+    mdp, pi, _ = unseen_door()
+    one = theory.certificate(mdp, pi, pi, pi, solve.action_value(mdp, pi))
+    assert (float(one.bound), float(one.improvement)) == (0.0, 0.0)
+    assert one.vacuous
+    assert one.holds
+
+
 def test_total_variation_is_half_the_distance():
     assert theory.total_variation([1.0, 0.0], [0.0, 1.0]) == 1.0
     np.testing.assert_allclose(theory.total_variation([[0.5, 0.5], [1, 0]], [[0.25, 0.75], [1, 0]]), [0.25, 0.0])
@@ -263,7 +275,10 @@ def test_bad_arguments():
     for call, message in [
         (lambda: theory.weighted_error(mdp, pi, q, np.ones((2, 2))), "mu: got probabilities that sum to 4"),
         (lambda: theory.weighted_error(mdp, pi, np.zeros(3), pi / 2), r"q: got shape \(3,\)"),
-        (lambda: theory.expected_advantage(mdp, pi, [[2, 0], [1, 0]], q), "pi: got probabilities that sum to 2"),
+        (lambda: theory.expected_advantage(mdp, pi, [[2, 0], [1, 0]], q), "^pi_next: got probabilities that sum to 2"),
+        (lambda: theory.improvement(mdp, pi, pi[:1]), "^pi_next: got shape"),
+        (lambda: theory.performance_difference(mdp, pi, pi[:1]), "^pi_next: got shape"),
+        (lambda: theory.npa_distance(mdp, pi[:1], pi / 2), "^pi_next: got shape"),
         (lambda: theory.total_variation([1.0], [1.0, 0.0]), "q: got shape"),
         (lambda: theory.npa_distance(mdp, pi, np.zeros((2, 2))), "mu: got probabilities that sum to 0"),
         (lambda: theory.improvement_bounds(mdp, pi, best, [[np.nan, 0]] * 2), "q: got nan"),

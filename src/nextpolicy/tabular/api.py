@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nextpolicy.core import gate
+from nextpolicy.core import check, gate
 from nextpolicy.core.gate import Criterion, GateParams
 from nextpolicy.tabular import operators, solve, theory
 from nextpolicy.tabular.mdp import FloatArray, TabularMDP, as_policy, as_table
@@ -50,7 +50,7 @@ def on_policy_api(
     mdp: TabularMDP, pi: Any, evaluate: Evaluate, improve: Improve, *, rounds: int, rng: np.random.Generator
 ) -> History:
     """Algorithm 1: mu_k = d^{pi_k}; q_k = evaluate(pi_k, mu_k); pi_{k+1} = improve(q_k, pi_k, mu_k)."""
-    _rounds(rounds)
+    check.whole("rounds", rounds)
     policies, qs, mus = [_one_policy(mdp, pi)], [], []
     for _ in range(rounds):
         mu = solve.visitation(mdp, policies[-1])
@@ -81,7 +81,7 @@ def sv_api(
     estimate to differ from: its diff is infinite, which is never stable (the k_max clause still applies).
     With `GateParams.ppo()` this is Algorithm 1.
     """
-    _rounds(rounds)
+    check.whole("rounds", rounds)
     first = _one_policy(mdp, pi)
     targets, behaviours = [first], [first]
     qs: list[FloatArray] = []
@@ -213,11 +213,6 @@ def _one_policy(mdp: TabularMDP, pi: Any) -> FloatArray:
     if policy.ndim != 2:
         raise ValueError(f"pi: got shape {policy.shape}, takes one policy [S, A]")
     return policy
-
-
-def _rounds(rounds: int) -> None:
-    if not isinstance(rounds, (int, np.integer)) or rounds < 1:
-        raise ValueError(f"rounds: got {rounds!r}, takes a whole number of at least 1")
 
 
 __all__ = [

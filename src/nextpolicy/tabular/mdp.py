@@ -84,9 +84,14 @@ def finite_array(name: str, got: Any) -> FloatArray:
 
 def as_policy(mdp: TabularMDP, pi: Any, name: str = "pi") -> FloatArray:
     """`pi` [..., S, A] as float64 rows of probabilities; rows within 1e-5 of one are divided by their sum."""
-    policy = as_table(mdp, pi, name)
-    _distribution(name, policy, POLICY_TOLERANCE)
-    return np.asarray(policy / policy.sum(-1, keepdims=True))
+    return as_rows(as_table(mdp, pi, name), name)
+
+
+def as_rows(table: Any, name: str) -> FloatArray:
+    """`table` [..., A] as float64 rows of probabilities, under the same tolerance, whatever the other axes."""
+    rows = finite_array(name, table)
+    _distribution(name, rows, POLICY_TOLERANCE)
+    return np.asarray(rows / rows.sum(-1, keepdims=True))
 
 
 def as_table(mdp: TabularMDP, table: Any, name: str = "q") -> FloatArray:
@@ -120,8 +125,7 @@ def random_mdp(
     sparsity 1 gives deterministic transitions.
     """
     for name, count in (("states", states), ("actions", actions)):
-        if not isinstance(count, (int, np.integer)) or count < 1:
-            raise ValueError(f"{name}: got {count!r}, takes a whole number of at least 1")
+        check.whole(name, count)
     check.number("sparsity", sparsity, 0.0, 1.0)
     low, high = reward_range
     if not (np.isfinite(low) and np.isfinite(high) and low <= high):

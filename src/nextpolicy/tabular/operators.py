@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from nextpolicy.core import check
-from nextpolicy.tabular.mdp import FloatArray, TabularMDP, as_policy, finite_array
+from nextpolicy.tabular.mdp import FloatArray, TabularMDP, as_policy, as_rows, finite_array
 
 # Actions whose values differ by no more than this are tied, and share probability.
 TIES = 1e-9
@@ -56,7 +56,7 @@ def vtrace_operator(
     target, behaviour = _pair(mdp, pi, beta)
     _clipping(lam, rho_max, rho_min)
     weight = _clipped_weight(target, behaviour, rho_max, rho_min)
-    trace = np.where(behaviour > 0, np.minimum(lam * behaviour, target), 0.0)
+    trace = np.minimum(lam * behaviour, target)
     spread = np.eye(mdp.states) - mdp.gamma * np.einsum("sa,sat->st", trace, mdp.P)
     error = mdp.gamma * np.einsum("sa,sat->st", weight, mdp.P) - np.diag(weight.sum(-1))
     offset = np.linalg.solve(spread, (weight * mdp.R).sum(-1))
@@ -79,7 +79,7 @@ def retrace_operator(mdp: TabularMDP, pi: Any, beta: Any, *, lam: float = 1.0) -
     target, behaviour = _pair(mdp, pi, beta)
     _clipping(lam, 1.0, 0.0)
     pairs = mdp.states * mdp.actions
-    trace = np.where(behaviour > 0, np.minimum(lam * behaviour, target), 0.0)
+    trace = np.minimum(lam * behaviour, target)
     onward = lambda weight: mdp.gamma * np.einsum("sat,tb->satb", mdp.P, weight).reshape(pairs, pairs)  # noqa: E731
     spread = np.eye(pairs) - onward(trace)
     matrix = np.eye(pairs) + np.linalg.solve(spread, onward(target) - np.eye(pairs))
@@ -98,7 +98,7 @@ def greedy(q: Any, *, ties: float = TIES) -> FloatArray:
 
 def mixture(pi: Any, pi_new: Any, alpha: float) -> FloatArray:
     """(1 - alpha) pi + alpha pi_new, 0 <= alpha <= 1: the step of conservative policy iteration."""
-    old, new = finite_array("pi", pi), finite_array("pi_new", pi_new)
+    old, new = as_rows(pi, "pi"), as_rows(pi_new, "pi_new")
     check.same_shape(pi=old, pi_new=new)
     check.number("alpha", alpha, 0.0, 1.0)
     return np.asarray((1.0 - alpha) * old + alpha * new)
@@ -106,7 +106,7 @@ def mixture(pi: Any, pi_new: Any, alpha: float) -> FloatArray:
 
 def mirror_descent(pi: Any, q: Any, step_size: float) -> FloatArray:
     """pi'(a|s) proportional to pi(a|s) exp(step_size q(s, a)): one step of natural policy gradient."""
-    old, values = finite_array("pi", pi), finite_array("q", q)
+    old, values = as_rows(pi, "pi"), finite_array("q", q)
     check.same_shape(pi=old, q=values)
     _not_negative("step_size", step_size)
     # Subtracting the largest exponent among the actions pi takes keeps exp() from overflowing.

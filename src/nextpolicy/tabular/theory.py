@@ -74,24 +74,28 @@ def weighted_error(mdp: TabularMDP, pi: Any, q: Any, mu: Any) -> FloatArray:
 
 def expected_advantage(mdp: TabularMDP, pi: Any, pi_next: Any, q: Any) -> FloatArray:
     """E over d^{pi_next} of q(s, a) - V^pi(s), with the true V^pi: with E_pi q in its place Theorem 1 fails."""
+    following = as_policy(mdp, pi_next, "pi_next")
     gap = as_table(mdp, q) - solve.state_value(mdp, pi)[..., None]
-    return np.asarray((solve.visitation(mdp, pi_next) * gap).sum((-2, -1)))
+    return np.asarray((solve.visitation(mdp, following) * gap).sum((-2, -1)))
 
 
 def improvement(mdp: TabularMDP, pi: Any, pi_next: Any) -> FloatArray:
     """V^{pi_next}(s_0) - V^pi(s_0)."""
-    return np.asarray(solve.start_value(mdp, pi_next) - solve.start_value(mdp, pi))
+    following = as_policy(mdp, pi_next, "pi_next")
+    return np.asarray(solve.start_value(mdp, following) - solve.start_value(mdp, pi))
 
 
 def performance_difference(mdp: TabularMDP, pi: Any, pi_next: Any) -> FloatArray:
     """E over d^{pi_next} of A^pi, over 1 - gamma: by the performance difference lemma the same as `improvement`."""
-    mean = (solve.visitation(mdp, pi_next) * solve.advantage(mdp, pi)).sum((-2, -1))
+    following = as_policy(mdp, pi_next, "pi_next")
+    mean = (solve.visitation(mdp, following) * solve.advantage(mdp, pi)).sum((-2, -1))
     return np.asarray(mean / (1.0 - mdp.gamma))
 
 
 def npa_distance(mdp: TabularMDP, pi_next: Any, mu: Any) -> FloatArray:
     """d_TV(d^{pi_next}, mu): how far the data are from where the next policy goes."""
-    visited, data = np.broadcast_arrays(solve.visitation(mdp, pi_next), as_visitation(mdp, mu))
+    following = as_policy(mdp, pi_next, "pi_next")
+    visited, data = np.broadcast_arrays(solve.visitation(mdp, following), as_visitation(mdp, mu))
     return total_variation(visited, data, axis=(-2, -1))
 
 
@@ -106,6 +110,7 @@ def improvement_bounds(mdp: TabularMDP, pi: Any, pi_next: Any, q: Any) -> tuple[
 
     A = `expected_advantage`, e = epsilon(d^{pi_next}, q).
     """
+    pi_next = as_policy(mdp, pi_next, "pi_next")
     gain = expected_advantage(mdp, pi, pi_next, q)
     error = weighted_error(mdp, pi, q, solve.visitation(mdp, pi_next))
     scale = 1.0 / (1.0 - mdp.gamma)
