@@ -13,14 +13,15 @@ from gymnasium import spaces
 class Counter(gymnasium.Env):
     """The observation is the number of steps taken; the episode ends after `length` steps, by death or by the clock.
 
+    With `wrap` the last observation looks like the first, as in a task that goes on and is only cut by the clock.
     `fault` happens at step `at` of the whole life of the environment: "raise", "hang" or "exit".
     """
 
     observation_space = spaces.Box(0.0, 1e6, (1,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def __init__(self, length=5, end="terminated", fault=None, at=0):
-        self.length, self.end, self.fault, self.at = length, end, fault, at
+    def __init__(self, length=5, end="terminated", fault=None, at=0, wrap=False):
+        self.length, self.end, self.fault, self.at, self.wrap = length, end, fault, at, wrap
         self.lived = 0
 
     def reset(self, *, seed=None, options=None):
@@ -37,7 +38,7 @@ class Counter(gymnasium.Env):
         return self._obs(), 1.0, over and self.end == "terminated", over and self.end == "truncated", {}
 
     def _obs(self):
-        return np.full(1, self.steps, np.float32)
+        return np.full(1, self.steps % self.length if self.wrap else self.steps, np.float32)
 
 
 def _fail(fault):
@@ -51,14 +52,13 @@ def _fail(fault):
 class Bandit(gymnasium.Env):
     """One step per episode, so that nothing is lost when episodes restart; the reward is the action."""
 
-    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
-    action_space = spaces.Discrete(3)
+    observation_space, action_space = Counter.observation_space, Counter.action_space
 
     def reset(self, *, seed=None, options=None):
-        return np.asarray([0.5, -0.5], np.float32), {}
+        return np.full(1, 0.5, np.float32), {}
 
     def step(self, action):
-        return np.asarray([0.5, -0.5], np.float32), float(action), True, False, {}
+        return np.full(1, 0.5, np.float32), float(action), True, False, {}
 
 
 class Spaces(gymnasium.Env):

@@ -200,7 +200,7 @@ class HostLoop:
 
     def __init__(self, setup: Setup, hypers: Hypers, env: HostEnv, seeds: np.ndarray) -> None:
         self.setup, self.env = setup, env
-        self.hypers = [jax.tree.map(lambda x, i=i: jnp.asarray(x[i]), hypers) for i in range(len(seeds))]
+        self.hypers = [jax.tree.map(lambda x, i=i: np.asarray(x[i]), hypers) for i in range(len(seeds))]
         gammas = np.asarray(hypers.gamma, np.float64)
         self.workers = [Worker(setup, env, int(s), float(g)) for s, g in zip(seeds, gammas, strict=True)]
         self.compiled = compile_functions(setup, env)
@@ -212,7 +212,7 @@ class HostLoop:
 
     def block(self, state: LearnerState, rounds: int) -> tuple[LearnerState, Metrics, PyTree]:
         """`rounds` rounds of every member; environments start with the first block and then go on."""
-        agents = [jax.tree.map(lambda x, i=i: x[i], state.agent) for i in range(len(self.workers))]
+        agents = _apart(state.agent, len(self.workers))
         if not self.workers[0].pools:
             agents = self._start(agents)
         rows: list[list[Metrics]] = [[] for _ in agents]
@@ -223,7 +223,7 @@ class HostLoop:
                 rows[i].append(metrics)
         table = jax.tree.map(lambda *x: np.asarray(x), *[m for row in rows for m in row])
         shaped = jax.tree.map(lambda x: x.reshape((len(agents), rounds)), table)
-        return LearnerState(jax.tree.map(lambda *x: jnp.stack(x), *agents), None), shaped, None  # type: ignore[arg-type]
+        return LearnerState(_together(agents), None), shaped, None  # type: ignore[arg-type]
 
     def close(self) -> None:
         """Stop every environment."""
@@ -283,6 +283,18 @@ def _padded(log: Log, worker: Worker) -> tuple[np.ndarray, np.ndarray, np.ndarra
         environment[:count] = np.concatenate([index for _, index, _ in log.finals])
         final_obs[:count] = np.concatenate([obs for _, _, obs in log.finals])
     return t, environment, final_obs
+
+
+@partial(jax.jit, static_argnums=1)
+def _apart(agents: Agent, members: int) -> list[Agent]:
+    """Leaves [M, ...] as one agent per member."""
+    return [jax.tree.map(lambda x, i=i: x[i], agents) for i in range(members)]
+
+
+@jax.jit
+def _together(agents: list[Agent]) -> Agent:
+    """One agent per member as leaves [M, ...]."""
+    return jax.tree.map(lambda *x: jnp.stack(x), *agents)
 
 
 def init_members(setup: Setup, seeds: Array) -> LearnerState:

@@ -1,0 +1,385 @@
+"""The host loop: what it collects, what it keeps from the learner, what it saves, and how it ends when things fail."""
+
+from __future__ import annotations
+
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nextpolicy
+from nextpolicy.config import ConfigError
+from nextpolicy.envs.base import HostEnvError
+from nextpolicy.run import checkpoint
+from nextpolicy.run.folder import RunFolder
+from nextpolicy.run.training import make_job, run_job
+from nextpolicy.train.host_loop import HostLoop
+from nextpolicy.train.rollout import random_actions
+
+from .helpers import assert_close, assert_same, fetch, member, tiny
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "envs"))
+from host_toys import Bandit, Counter
+
+# The same for as many tests as possible: programs that are equal are compiled once.
+BASE: dict[str, Any] = {"normalise_obs": True, "normalise_reward": True, "total_env_steps": 32 * 120}
+_COMPILED: dict[int, Any] = {}  # loops of one job share what is compiled
+# The key checker loses track of keys that are stacked over members; the device program's own tests check the keys.
+pytestmark = pytest.mark.allow_key_reuse
+MODES = ["same-step", "next-step"]
+
+
+def job_of(env_fn: Any, autoreset: str = "same-step", options: dict[str, Any] | None = None, **fields: Any) -> Any:
+    config = tiny(env="custom/toy", env_options={"autoreset": autoreset, **(options or {})}, **{**BASE, **fields})
+    return make_job(config, env_fn=env_fn)
+
+
+def loop_of(job: Any) -> HostLoop:
+    return HostLoop(job.setup, job.hypers, job.host, job.seeds)
+
+
+def train(job: Any, blocks: list[int], loop: HostLoop | None = None) -> tuple[Any, dict[str, np.ndarray]]:
+    """State and metrics [M, rounds] after blocks of these lengths."""
+    loop = loop or loop_of(job)
+    loop.compiled = _COMPILED.setdefault(id(job), (job, loop.compiled))[1]
+    state, rows = loop.init(job.seeds), []
+    try:
+        for rounds in blocks:
+            state, metrics, _ = loop.block(state, rounds)
+            rows.append(metrics)
+    finally:
+        loop.close()
+    return fetch(state.agent), jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *rows)
+
+
+def collected(job: Any) -> tuple[Any, Any, np.ndarray]:
+    """Buffer, log and true successors of the first round."""
+    loop = loop_of(job)
+    agent = member(loop.init(job.seeds).agent, 0)
+    worker = loop.workers[0]
+    worker.start(0)
+    agent, noise = loop.compiled.begin(agent, explore=False)
+    buffer, log = worker.collect(loop.compiled, agent.behaviour, noise, loop._room(agent, worker), False)
+    loop.close()
+    from nextpolicy.train.host_loop import _padded
+
+    next_obs = loop.compiled.successors(buffer, *_padded(log, worker)) if job.host.resets_in_step else buffer.obs[1:]
+    return buffer, log, np.asarray(next_obs)
+
+
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+def test_successors_are_true_when_the_reset_is_within_the_step(end):
+    buffer, log, next_obs = collected(job_of(partial(Counter, length=3, end=end)))
+    counts = np.arange(9) % 3
+    np.testing.assert_array_equal(np.asarray(buffer.obs)[..., 0], np.repeat(counts[:, None], 4, 1))
+    np.testing.assert_array_equal(next_obs[..., 0], np.repeat((counts[:8] + 1)[:, None], 4, 1))
+    over = np.repeat((counts[:8] == 2)[:, None], 4, 1)
+    np.testing.assert_array_equal(getattr(log, end), over)
+    assert not getattr(log, {"terminated": "truncated", "truncated": "terminated"}[end]).any()
+    assert log.valid.all()
+    np.testing.assert_array_equal(log.totals, [3 * 8, 3 * 8, 8])  # two episodes of three steps in each of four
+
+
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+def test_successors_are_true_when_the_reset_takes_a_step(end):
+    buffer, log, next_obs = collected(job_of(partial(Counter, length=3, end=end), "next-step"))
+    counts = np.arange(9) % 4  # 0 1 2 3 and then the artefact from 3 to 0
+    np.testing.assert_array_equal(np.asarray(buffer.obs)[..., 0], np.repeat(counts[:, None], 4, 1))
+    np.testing.assert_array_equal(log.valid, np.repeat((counts[:8] != 3)[:, None], 4, 1))
+    np.testing.assert_array_equal(getattr(log, end), np.repeat((counts[:8] == 2)[:, None], 4, 1))
+    np.testing.assert_array_equal(next_obs[log.valid][:, 0], np.asarray(buffer.obs)[:-1][log.valid][:, 0] + 1)
+    np.testing.assert_array_equal(log.totals, [3 * 8, 3 * 8, 8])
+
+
+def test_discounted_returns_follow_their_recursion():
+    _, log, _ = collected(job_of(partial(Counter, length=3), gamma=0.5))
+    np.testing.assert_allclose(log.discounted_return[:, 0], [1, 1.5, 1.75, 1, 1.5, 1.75, 1, 1.5])
+    _, log, _ = collected(job_of(partial(Counter, length=3), "next-step", gamma=0.5))
+    np.testing.assert_allclose(log.discounted_return[:, 0], [1, 1.5, 1.75, 0, 1, 1.5, 1.75, 0])
+
+
+class Tampered:
+    """A host environment whose steps go through `change` on their way out."""
+
+    def __init__(self, env: Any, change: Any) -> None:
+        self.env, self.change = env, change
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
+
+    def start(self, num_envs: int, render: bool = False) -> Any:
+        pool = self.env.start(num_envs, render)
+        recv = pool.recv
+        pool.recv = lambda: self.change(recv())
+        return pool
+
+
+def test_an_artefact_never_reaches_a_loss_a_statistic_or_a_score():
+    def poison(step: Any) -> Any:
+        bad = np.where(step.valid, step.reward, np.nan).astype(np.float32)
+        return step._replace(reward=bad, score=np.where(step.valid, step.score, 1e6))
+
+    job = job_of(partial(Counter, length=3), "next-step", algo=("ppo", "sv-dynamic"))
+    clean, metrics = train(job, [3])
+    loop = HostLoop(job.setup, job.hypers, Tampered(job.host, poison), job.seeds)
+    poisoned, poisoned_metrics = train(job, [3], loop)
+    assert_same(clean, poisoned)
+    assert_same(metrics, poisoned_metrics)
+    assert metrics["finite"].all()
+    np.testing.assert_array_equal(metrics["episode_return"], 3.0)
+    # The control: were such steps taken for real ones, everything would be lost.
+    believed = Tampered(job.host, lambda step: poison(step)._replace(valid=np.ones_like(step.valid)))
+    assert not train(job, [3], HostLoop(job.setup, job.hypers, believed, job.seeds))[1]["finite"].any()
+
+
+def test_what_lies_in_an_artefact_as_observation_and_action_does_not_matter():
+    """The same rollout with other bytes in its artefacts gives the same agent."""
+    from nextpolicy.train.host_loop import Log
+
+    job = job_of(partial(Counter, length=3), "next-step")
+    buffer, log, _ = collected(job)
+    loop = loop_of(job)
+    artefact = jnp.asarray(~log.valid)
+
+    def learn(buffer: Any) -> Any:
+        agent = member(loop.init(job.seeds).agent, 0)
+        data = {name: getattr(log, name) for name in Log._fields if name not in ("finals", "totals")}
+        data["totals"] = log.totals.astype(np.float32)
+        hypers = jax.tree.map(lambda x: jnp.asarray(x[0]), job.hypers)
+        return loop.compiled.learn(hypers, agent, buffer, buffer.obs[1:].at[:].set(successors), data, explore=False)
+
+    successors = jnp.asarray(buffer.obs[1:])
+    other = jnp.where(artefact[..., None], jnp.nan, buffer.obs[:-1])
+    changed = buffer._replace(
+        obs=buffer.obs.at[:-1].set(other), action=jnp.where(artefact, 1 - buffer.action, buffer.action)
+    )
+    assert_same(fetch(learn(buffer)), fetch(learn(changed)))
+
+
+@pytest.mark.parametrize("autoreset", MODES)
+def test_a_time_limit_bootstraps_and_a_death_does_not(autoreset):
+    fields = {"gamma": 0.8, "lam": 0.9, "learning_rate": 2e-2, "learning_rate_final": 1e-3, "value_clip": float("inf")}
+    fields |= {"algo": "ppo", "max_grad_norm": 5.0, "normalise_obs": False, "normalise_reward": False}
+
+    def value_at_start(end: str) -> float:
+        job = job_of(partial(Counter, length=2, end=end, wrap=True), autoreset, **fields)
+        agent = member(train(job, [120])[0], 0)
+        return float(job.setup.networks.value(agent.params, agent.obs_stats)(jnp.zeros((1, 1)))[0])
+
+    assert value_at_start("truncated") == pytest.approx(1 / (1 - 0.8), rel=0.1)
+    assert value_at_start("terminated") == pytest.approx(1 + 0.8, rel=0.1)
+
+
+def test_how_rounds_are_cut_into_blocks_changes_nothing():
+    job = job_of(partial(Counter, length=5), algo=("ppo", "sv-dynamic"))
+    (whole, metrics), (parts, part_metrics) = train(job, [4]), train(job, [1, 3])
+    assert_same(whole, parts)
+    assert_same(metrics, part_metrics)
+
+
+def test_a_member_alone_is_the_same_as_in_a_population():
+    together, metrics = train(job_of(partial(Counter, length=5), algo=("ppo", "sv-dynamic"), seeds=(1, 2)), [3])
+    alone, alone_metrics = train(job_of(partial(Counter, length=5), algo="sv-dynamic", seeds=(2, 7)), [3])
+    assert_same(member(together, 3), member(alone, 0))
+    assert_same(member(metrics, 3), member(alone_metrics, 0))
+
+
+def test_groups_are_the_same_environments_stepped_in_turn():
+    results = [train(job_of(partial(Counter, length=5), options={"groups": g}), [3])[0] for g in (1, 2, 4)]
+    assert_close(results[0], results[1], rtol=2e-4, atol=1e-6)
+    assert_close(results[0], results[2], rtol=2e-4, atol=1e-6)
+
+
+def test_one_group_steps_while_another_is_acted_for():
+    order: list[str] = []
+
+    class Told:
+        def __init__(self, env: Any) -> None:
+            self.env, self.started = env, 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.env, name)
+
+        def start(self, num_envs: int, render: bool = False) -> Any:
+            pool, name = self.env.start(num_envs, render), "ab"[self.started]
+            self.started += 1
+            send, recv = pool.send, pool.recv
+            pool.send = lambda action: (order.append(f"send {name}"), send(action))[1]
+            pool.recv = lambda: (order.append(f"recv {name}"), recv())[1]
+            return pool
+
+    job = job_of(Counter)
+    train(job, [1], HostLoop(job.setup, job.hypers, Told(job.host), job.seeds))
+    assert order[:6] == ["send a", "send b", "recv a", "send a", "recv b", "send b"]
+    assert len(order) == 2 * 2 * 8
+
+
+def test_the_start_is_that_of_a_device_program():
+    job = job_of(Counter, seeds=(4,))
+    from nextpolicy.train.state import init_agent
+
+    key_agent, _, _ = jax.random.split(jax.random.key(4), 3)
+    assert_same(member(fetch(loop_of(job).init(job.seeds).agent), 0), fetch(init_agent(job.setup, key_agent)))
+
+
+def test_warm_up_fills_the_statistics_and_learns_nothing():
+    job = job_of(partial(Counter, length=5), warmup_steps=20)
+    loop = loop_of(job)
+    start = member(loop.init(job.seeds).agent, 0)
+    before = fetch(start.params)
+    (warmed,) = loop._start([start])
+    loop.close()
+    assert_same(before, fetch(warmed.params))
+    assert float(warmed.obs_stats.samples) == pytest.approx(3 * 32, abs=1)  # 20 steps are three rounds of 8, times 4
+    assert int(warmed.round) == 0
+    assert_same(fetch(warmed.obs_stats), fetch(warmed.target.obs_stats))
+    assert random_actions(job.setup.spec, jax.random.key(0), (64,)).max() == 1
+
+
+def test_observations_are_stored_once_and_as_bytes():
+    """Of 84 x 84 x 4 bytes per step, T + 1 rows stay on the device between rounds, and no second copy."""
+    from gymnasium import spaces
+    from host_toys import Spaces
+
+    image = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+    options = {"autoreset": "next-step"}
+    config = tiny(env="custom/toy", env_options=options, torso="mlp", rollout_length=16, minibatch_size=64)
+    job = make_job(config, env_fn=partial(Spaces, image, spaces.Discrete(2)))
+    loop = loop_of(job)
+    state, _, _ = loop.block(loop.init(job.seeds), 2)
+    assert loop.buffer is not None
+    assert loop.buffer.obs.dtype == jnp.uint8
+    assert loop.buffer.obs.nbytes == 17 * 4 * 8 * 8 * 3
+    kept = sum(x.nbytes for x in jax.live_arrays() if x.dtype == jnp.uint8 and x.shape[-3:] == (8, 8, 3))
+    assert kept <= 17 * 4 * 192 + 4 * 192  # the buffer, and what each group saw last
+    loop.close()
+    del state
+
+
+def finished(path: Path, job: Any, **arguments: Any) -> RunFolder:
+    folder = RunFolder.create(path, job.config, {"custom": ["env_fn"]})
+    try:
+        run_job(job, folder, quiet=True, **arguments)
+    finally:
+        folder.unlock()
+    return folder
+
+
+def saved(job: Any, folder: RunFolder, rounds: int) -> Any:
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), job.template())
+    return fetch(checkpoint.restore(folder.checkpoints, rounds, template).agent)
+
+
+def test_all_but_the_episodes_continues_exactly_after_a_resume(tmp_path, capsys):
+    """On one-step episodes nothing is lost by restarting them: the resumed run equals the uninterrupted one."""
+    fields = {"algo": ("ppo", "sv-dynamic"), "seeds": (0, 5), "block_rounds": 2, "total_env_steps": 32 * 6}
+    job = job_of(Bandit, **fields)
+    whole = finished(tmp_path / "whole", job)
+    asked: list[int] = []
+    stopped = finished(tmp_path / "stopped", job, stop=lambda: asked.append(1) is None)
+    assert stopped.status()["rounds_done"] == 2
+    assert_same(saved(job, stopped, 2), fetch(jax.tree.map(np.asarray, train(job, [2])[0])))
+    run = nextpolicy.resume(tmp_path / "stopped", env_fn=Bandit, quiet=True)
+    assert "cannot save its state: episodes restart, all else goes on from round 2" in capsys.readouterr().err
+    assert run.status["state"] == "finished"
+    assert_same(saved(job, whole, 6), saved(job, stopped, 6))
+    ours, theirs = run.metrics, nextpolicy.load(tmp_path / "whole", env_fn=Bandit).metrics
+    same = [name for name in ours.columns if name != "steps_per_second"]
+    assert_same(ours[same].to_dict("list"), theirs[same].to_dict("list"))
+
+
+def test_a_resumed_run_draws_other_episodes_than_the_first_start():
+    job = make_job(tiny(env="gym/CartPole-v1"))
+    seen = []
+    for round_index in (0, 0, 3):
+        worker = loop_of(job).workers[0]
+        worker.start(round_index)
+        seen.append(np.concatenate([np.asarray(x) for x in worker.seen]))
+        worker.close()
+    np.testing.assert_array_equal(seen[0], seen[1])
+    assert not np.array_equal(seen[0], seen[2])
+    assert len(np.unique(seen[0], axis=0)) == 4, "two environments share a stream"
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"), [("raise", "step raised ValueError: the motor is on fire"), ("hang", "did not return within")]
+)
+def test_a_failing_environment_ends_the_run_cleanly_and_keeps_the_checkpoint(tmp_path, fault, reason):
+    options = {"worker_timeout": 2.0}
+    # The fault comes in round 3 (of 8 steps each), after two blocks of one round are safely on disk.
+    job = job_of(partial(Counter, fault=fault, at=20), options=options, block_rounds=1)
+    started = time.monotonic()
+    with pytest.raises(HostEnvError, match=reason):
+        finished(tmp_path / "run", job)
+    assert time.monotonic() - started < 30
+    status = RunFolder.open(tmp_path / "run").status()
+    assert status["state"] == "failed"
+    assert reason in status["reason"]
+    assert status["rounds_done"] == 2
+    run = nextpolicy.load(tmp_path / "run", env_fn=Counter)
+    assert len(run.metrics) == 2
+    assert run.snapshot("target").params is not None
+
+
+def test_the_library_trains_evaluates_and_acts_on_a_callable(tmp_path):
+    fields = {"total_env_steps": 32 * 30, "num_envs": 4, "rollout_length": 8, "minibatch_size": 16, "hidden": (8,)}
+    run = nextpolicy.train(env_fn=Bandit, algo="ppo", out=tmp_path / "r", quiet=True, learning_rate=3e-2, **fields)
+    assert run.config.environment.env == "custom/Bandit"
+    table = run.evaluate(episodes=12, num_envs=4)
+    assert table["mean"][0] > 0.8  # the better arm pays 1, a random one half of it
+    assert table["episodes"][0] == 12
+    assert table["length"][0] == 1
+    assert int(run.policy()(np.full(1, 0.5, np.float32))) == 1
+    with pytest.raises(ValueError, match="was trained with its own env_fn; give the same again"):
+        nextpolicy.load(tmp_path / "r")
+
+
+def test_bad_combinations_are_one_line():
+    with pytest.raises(ConfigError, match="takes one of them"):
+        nextpolicy.train("gym/CartPole-v1", env_fn=Bandit)
+    with pytest.raises(ConfigError, match="takes one of them"):
+        nextpolicy.train()
+    with pytest.raises(ConfigError, match="got an observer"):
+        make_job(tiny(env="gym/CartPole-v1"), observer=lambda setup, state: None)
+
+
+def test_atari_trains_resumes_is_evaluated_and_filmed(tmp_path, capsys):
+    from nextpolicy.run.cli import main
+
+    out, film = str(tmp_path / "run"), str(tmp_path / "game.gif")
+    small = ["image_size=12", "frame_stack=2", "threads=2", "max_frames=200"]
+    fields = ["--torso", "mlp", "--hidden", "8", "--num-envs", "4", "--rollout-length", "8", "--minibatch-size", "16"]
+    fields += ["--total-env-steps", "96", "--algo", "ppo,sv-dynamic"]
+    assert main(["train", "atari/Breakout", "--out", out, "--quiet", *fields, "--env-options", *small]) == 0
+    assert main(["eval", out, "--episodes", "2", "--video", film]) == 0
+    assert "sv-dynamic" in capsys.readouterr().out
+    assert Path(film).read_bytes()[:3] == b"GIF"
+    assert main(["resume", out]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", ["CartPole-v1", "Acrobot-v1"])
+def test_a_host_environment_is_learned_as_well_as_its_twin_inside_xla(env, tmp_path):
+    fields = {"algo": ("ppo", "sv-dynamic"), "seeds": 2, "total_env_steps": 300_000, "quiet": True}
+    scores = {}
+    for suite in ("gymnax", "gym"):
+        run = nextpolicy.train(f"{suite}/{env}", out=tmp_path / suite, **fields)
+        scores[suite] = run.scores().groupby("variant")["score"].mean()
+    for variant in fields["algo"]:
+        best, floor = {"CartPole-v1": (500.0, 400.0), "Acrobot-v1": (-60.0, -110.0)}[env]
+        assert scores["gym"][variant] > floor
+        assert abs(scores["gym"][variant] - scores["gymnax"][variant]) < 0.2 * abs(best)
+
+
+@pytest.mark.slow
+def test_pendulum_is_learned(tmp_path):
+    fields = {"gamma": 0.9, "total_env_steps": 300_000, "algo": ("ppo", "sv-dynamic"), "quiet": True}
+    run = nextpolicy.train("gym/Pendulum-v1", out=tmp_path / "run", **fields)
+    assert (run.scores()["score"] > -500).all()  # a random policy has about -1200
