@@ -131,6 +131,13 @@ def test_both_ends_of_the_clipping_count():
     np.testing.assert_allclose(operator.fixed_point(), solve.state_value(mdp, clipped), rtol=1e-12)
 
 
+def test_value_iteration_is_as_accurate_as_asked():
+    # The changes shrink by gamma only, so the last one is a hundred times smaller than what is still missing.
+    mdp = random_mdp(np.random.default_rng(0), 6, 2, 0.99)
+    V = solve.value_iteration(mdp, tolerance=1e-3)
+    assert 1e-5 < np.abs(V - solve.optimal(mdp).V).max() <= 1e-3
+
+
 @pytest.mark.parametrize("lam", [0.0, 0.7, 1.0])
 def test_vtrace_fixed_point_is_the_target_value_without_clipping(lam):
     rng = np.random.default_rng(1)
