@@ -40,7 +40,9 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> nextpolicy.Run:
     return nextpolicy.train(**small(), out=tmp_path_factory.mktemp("runs") / "whole")
 
 
-def killed_in(out: Path, patch: pytest.MonkeyPatch, module: Any, name: str, call: int, after: bool = False) -> None:
+def killed_in(
+    out: Path, patch: pytest.MonkeyPatch, module: Any, name: str, call: int, after: bool = False, **fields: Any
+) -> None:
     """Train until the `call`-th call of `module.name`, which kills (before or after it has done its work)."""
     original, calls = getattr(module, name), iter(range(1, 10_000))
 
@@ -56,7 +58,7 @@ def killed_in(out: Path, patch: pytest.MonkeyPatch, module: Any, name: str, call
     with patch.context() as p:
         p.setattr(module, name, deadly)
         with pytest.raises(Killed):
-            nextpolicy.train(**small(), out=out)
+            nextpolicy.train(**small(**fields), out=out)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +135,7 @@ def test_killed_twice_at_random_moments(tmp_path: Path) -> None:
 @pytest.mark.parametrize("env", ["four-rooms", "gymnax/CartPole-v1", "gymnax/Pendulum-v1", "brax/inverted_pendulum"])
 def test_killed_ten_times_in_a_row(tmp_path: Path, env: str) -> None:
     seed = int.from_bytes(os.urandom(4), "little")
-    fields = {"total_env_steps": 32 * 400, "normalise_obs": env != "four-rooms"}
+    fields = {"total_env_steps": 32 * 200, "normalise_obs": env != "four-rooms"}
     kill_and_resume(env, tmp_path / "killed", kills=10, seed=seed, **fields)
     whole = nextpolicy.train(**small(env, **fields), out=tmp_path / "whole")
     assert_same_run(nextpolicy.load(tmp_path / "killed"), whole)
@@ -207,6 +209,29 @@ def test_foreign_files_are_left_alone(
     assert_same_run(nextpolicy.resume(tmp_path / "run", quiet=True), uninterrupted)
     assert all((tmp_path / "run" / name).read_text() == "keep me" for name in foreign)
     assert capsys.readouterr().err == ""
+
+
+def test_leftovers_of_kills_are_cleared(uninterrupted: nextpolicy.Run, interrupted: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(interrupted, run)
+    leftovers = ["checkpoints/00000007.orbax-checkpoint-tmp-1/x", "checkpoints/00000003/x", "metrics/.part-1.7.tmp"]
+    for name in leftovers:
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_text("half")
+    assert_same_run(nextpolicy.resume(run, quiet=True), uninterrupted)
+    assert not [name for name in leftovers if (run / name).exists()]
+
+
+def test_metrics_past_the_checkpoint_are_not_there_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds 4 to 7 have metrics and no checkpoint; done again, in blocks of another length, they are there once."""
+    run = tmp_path / "run"
+    killed_in(run, monkeypatch, metrics, "write_part", 2, after=True, block_rounds=4)
+    assert metrics.end(run / "metrics") == 8
+    config = run / "config.json"
+    config.write_text(config.read_text().replace('"block_rounds": 4', '"block_rounds": 3'))
+    table = nextpolicy.resume(run, quiet=True).metrics
+    np.testing.assert_array_equal(table["round"], [*range(10)] * 2)
+    assert [first for first, _, _ in metrics.parts(run / "metrics")] == [0, 4, 7]
 
 
 def test_a_finished_run_is_not_touched(uninterrupted: nextpolicy.Run) -> None:

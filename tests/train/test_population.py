@@ -199,6 +199,29 @@ def test_environments_are_shared_out_where_members_are_few(tmp_path: Path) -> No
     assert all(float(x) < 0.05 for x in re.findall(r"diff (\S+)", out)), out
 
 
+def test_gradients_are_averaged_over_the_devices_of_a_member(tmp_path: Path) -> None:
+    """With one gradient step per round a split batch is the whole batch; and every device then holds the same agent."""
+    python_on_eight_devices(
+        """
+        fields = dict(seeds=2, num_envs=8, minibatch_size=64, epochs=1, gamma=0.9, algo=("ppo",), max_grad_norm=np.inf)
+        job = make_job(tiny(env="probe/discount", **fields))
+        critics = []
+        for n in (1, 8):
+            program = build_program(job.setup, job.hypers, capacity=CAPACITY, devices=jax.devices()[:n])
+            state, _, _ = program.block(program.init(job.seeds), 10)
+            for leaf in jax.tree.leaves((state.agent.params, state.agent.opt_state)):
+                copies = {}
+                for shard in leaf.addressable_shards:
+                    copies.setdefault(str(shard.index), []).append(np.asarray(shard.data))
+                assert len(copies) == (2 if n == 8 else 1)
+                assert all((c == group[0]).all() for group in copies.values() for c in group)
+            critics.append(fetch(state.agent.params["critic"]))
+        assert_close(*critics, rtol=1e-3, atol=1e-4)
+        """,
+        tmp_path,
+    )
+
+
 def test_two_processes_write_one_run(tmp_path: Path) -> None:
     """Two processes, two members each, joined by jax.distributed, against one process."""
     with socket.socket() as free:
