@@ -107,4 +107,5 @@ class Browser:
         finally:
             self.driver.terminate()
             self.driver.wait(timeout=20)
+            self.driver.stdout.close()
             shutil.rmtree(self.profile, ignore_errors=True)

@@ -1,0 +1,211 @@
+"""What the command writes, what it refuses, and what it serves."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from nextpolicy.report import curves, watch
+from nextpolicy.run import cli
+
+from .synthetic import lively, write_run
+
+
+def report(*arguments: str | Path) -> int:
+    return cli.main(["report", *map(str, arguments)])
+
+
+def complaint(capsys) -> str:
+    said = capsys.readouterr().err.strip()
+    assert len(said.splitlines()) == 1, said
+    return said
+
+
+def test_page_tables_and_figures(tmp_path, capsys):
+    for i, env in enumerate(("brax/ant", "brax/reacher")):
+        write_run(tmp_path / "runs" / env[5:], env, columns=lively(i, (50.0, -50.0)[i]), rounds=40)
+    assert report(tmp_path / "runs", "--out", tmp_path / "report.html") == 0
+    assert "page:" in capsys.readouterr().out
+    page = (tmp_path / "report.html").read_text()
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
+    names = {p.name for p in (tmp_path / "report-files").iterdir()}
+    for stem in ("aggregate", "brax-sv-static", "brax-sv-dynamic"):
+        assert {f"{stem}.md", f"{stem}.csv", f"{stem}.tex"} <= names
+    for stem in ("bars", "learning-curves", "diff", "lifespan", "scatter"):
+        assert {f"brax-{stem}.svg", f"brax-{stem}.png"} <= names
+        assert (tmp_path / "report-files" / f"brax-{stem}.png").read_bytes().startswith(b"\x89PNG")
+    assert len(pd.read_csv(tmp_path / "report-files" / "members.csv")) == 18
+    assert not [n for n in names if n.endswith(".tmp")]
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    return write_run(tmp_path / "run", "brax/ant", seeds=2)
+
+
+def test_an_empty_folder(tmp_path, capsys):
+    assert report(tmp_path, "--out", tmp_path / "r.html") == 2
+    assert f"{tmp_path} holds no run (no config.json" in complaint(capsys)
+    assert report(tmp_path / "nowhere", "--out", tmp_path / "r.html") == 2
+    assert "is not a folder" in complaint(capsys)
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_a_half_written_part(run, capsys):
+    part = sorted((run / "metrics").iterdir())[1]
+    part.write_bytes(part.read_bytes()[: part.stat().st_size // 2])
+    assert report(run, "--out", run.parent / "r.html") == 2
+    assert f"{part.name} is damaged or half written; `nextpolicy resume` mends it" in complaint(capsys)
+
+
+def test_a_part_that_is_not_there(run, capsys):
+    sorted((run / "metrics").iterdir())[0].unlink()
+    assert report(run, "--out", run.parent / "r.html") == 2
+    assert "metrics of rounds 0 to 9 are missing" in complaint(capsys)
+
+
+def test_a_part_still_being_written_is_not_read(run):
+    (run / "metrics" / ".part-00000020-00000029.parquet.77.tmp").write_bytes(b"PAR1 half")
+    assert report(run, "--out", run.parent / "r.html", "--page-only") == 0
+
+
+def test_a_run_of_an_older_version_lacks_a_column(run, capsys):
+    for part in (run / "metrics").iterdir():
+        pd.read_parquet(part).drop(columns="kl_target").to_parquet(part, index=False)
+    assert report(run, "--out", run.parent / "r.html") == 2
+    assert "made by nextpolicy 0.1.0, has no column kl_target; this is" in complaint(capsys)
+
+
+def change_config(run: Path, **fields) -> None:
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, **fields}))
+
+
+def test_a_run_of_another_version_has_an_unknown_field(run, capsys):
+    change_config(run, learning_rte=1)
+    assert report(run, "--out", run.parent / "r.html") == 2
+    assert "made by nextpolicy 0.1.0, this is" in (said := complaint(capsys))
+    assert "unknown field 'learning_rte'; did you mean" in said
+
+
+def test_a_config_that_is_not_json(run, capsys):
+    (run / "config.json").write_text('{"env": ')
+    assert report(run, "--out", run.parent / "r.html") == 2
+    assert "config.json cannot be read" in complaint(capsys)
+
+
+def test_different_presets_are_refused_unless_asked_for(tmp_path, run, capsys):
+    write_run(tmp_path / "other", "brax/hopper", seeds=2, learning_rate=1e-3)
+    assert report(tmp_path, "--out", tmp_path / "r.html") == 2
+    said = complaint(capsys)
+    assert "learning_rate = 0.0003" in said
+    assert "has 0.001; these are different presets" in said
+    assert "--allow-mixed" in said
+    assert report(tmp_path, "--out", tmp_path / "r.html", "--allow-mixed", "--page-only") == 0
+
+
+def test_different_suites_are_not_one_comparison_and_may_differ(tmp_path, run):
+    write_run(tmp_path / "other", "gymnax/Breakout-MinAtar", seeds=2)
+    assert report(tmp_path, "--out", tmp_path / "r.html", "--page-only") == 0
+
+
+def test_the_same_seed_twice_is_refused_unless_asked_for(tmp_path, run, capsys):
+    write_run(tmp_path / "again", "brax/ant", seeds=1)
+    assert report(tmp_path, "--out", tmp_path / "r.html") == 2
+    assert "both hold ppo, seed 0 on brax/ant" in complaint(capsys)
+    assert report(tmp_path, "--out", tmp_path / "r.html", "--allow-mixed", "--page-only") == 0
+    page = (tmp_path / "r.html").read_text()
+    assert "ant (again)" in page
+    assert "ant (run)" in page
+
+
+def test_seeds_in_two_folders_are_one_environment(tmp_path):
+    write_run(tmp_path / "a", "brax/ant", seeds=2)
+    write_run(tmp_path / "b", "brax/ant", seeds=(2, 3, 4))
+    assert report(tmp_path, "--out", tmp_path / "r.html") == 0
+    table = pd.read_csv(tmp_path / "r-files" / "brax-sv-static.csv")
+    assert table["seeds"].tolist() == [5]
+
+
+@pytest.mark.parametrize(("out", "words"), [("r.pdf", "ends in .html"), ("no/where/r.html", "is not a folder")])
+def test_a_wrong_out(run, capsys, out, words):
+    assert report(run, "--out", run.parent / out) == 2
+    assert words in complaint(capsys)
+
+
+def test_a_run_that_has_just_begun_is_shown(tmp_path):
+    write_run(tmp_path / "a", "brax/ant", state="running")
+    for part in (tmp_path / "a" / "metrics").iterdir():
+        part.unlink()
+    assert report(tmp_path, "--out", tmp_path / "r.html") == 0
+    assert "No variant can be compared with PPO yet." in (tmp_path / "r.html").read_text()
+
+
+def test_names_cannot_become_markup(tmp_path):
+    folder = write_run(tmp_path / "a", "brax/ant", state="failed", reason="</script><b>&")
+    change_config(folder, wandb="</script><img src=x>")
+    assert report(tmp_path, "--out", tmp_path / "r.html", "--page-only", "--title", "<i>") == 0
+    page = (tmp_path / "r.html").read_text()
+    assert page.count("</script>") == 2
+    assert "<img" not in page
+    assert "<title>&lt;i&gt;</title>" in page
+
+
+def test_thinning_keeps_ends_and_extremes():
+    rng = np.random.default_rng(0)
+    x = np.arange(5000)
+    y = rng.normal(size=5000)
+    y[1234], y[4321], y[7] = 99.0, -99.0, np.nan
+    thin_x, thin_y = curves.thin(x, y, 200)
+    assert len(thin_x) <= 200
+    assert (thin_x[0], thin_x[-1]) == (0, 4999)
+    assert np.all(np.diff(thin_x) > 0)
+    assert thin_y[thin_x == 1234] == 99.0
+    assert thin_y[thin_x == 4321] == -99.0
+    np.testing.assert_array_equal(thin_y, y[thin_x])
+    assert curves.thin(x, np.ones(5000), 200)[0].tolist() == [0, 4999]
+    assert len(curves.thin(x[:150], y[:150], 200)[0]) == 149  # all but the NaN
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return answer.read().decode()
+
+
+def test_watching_serves_the_page_of_now_on_this_machine_only(run):
+    serving = watch.server([str(run)], "now", 0, allow_mixed=False)
+    assert serving.server_address[0] == "127.0.0.1"
+    thread = threading.Thread(target=serving.serve_forever)
+    thread.start()
+    try:
+        base = f"http://127.0.0.1:{serving.server_port}"
+        version = get(f"{base}/version")
+        assert f'"watch":"{version}"' in get(f"{base}/")
+        (run / "status.json").write_text('{"state": "failed", "reason": "the cat"}')
+        assert get(f"{base}/version") != version
+        assert "the cat" in get(f"{base}/")
+        part = sorted((run / "metrics").iterdir())[0]
+        part.write_bytes(b"PAR1")  # caught half-way: the page there was stays
+        assert "the cat" in get(f"{base}/")
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            get(f"{base}/etc/passwd")
+    finally:
+        serving.shutdown()
+        thread.join()
+        serving.server_close()
+
+
+def test_watching_an_empty_folder_or_a_taken_port(tmp_path, run, capsys):
+    (tmp_path / "empty").mkdir()
+    assert report(tmp_path / "empty", "--watch") == 2
+    assert "holds no run" in complaint(capsys)
+    with watch.server([str(run)], "now", 0, allow_mixed=False) as serving:
+        assert report(run, "--watch", "--port", str(serving.server_port)) == 2
+    assert "cannot be used" in complaint(capsys)

@@ -1,0 +1,252 @@
+"""Every column of every table against numbers worked out by hand, and the paper's aggregates through the same code."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from nextpolicy.report import aggregate, tables, text
+from nextpolicy.report.aggregate import AggregateRow
+from nextpolicy.report.runs import STATISTICS, load_all, member_table
+
+from .synthetic import write_run
+
+ROUNDS = 20
+
+
+def last_tenth(values):
+    """Returns that are `values[algo][seed]` in the last 10 % of rounds (2 of 20) and 999 before."""
+    return lambda algo, seed, k: np.where(k >= 18, values[algo][seed], 999.0).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory) -> pd.DataFrame:
+    """Three environments: a plain one, one whose returns are negative, one without any spread."""
+    root = tmp_path_factory.mktemp("runs")
+    scores = {"ppo": [8.0, 10.0, 12.0], "sv-static": [10.0, 10.0, 10.0], "sv-dynamic": [12.0, 15.0, 18.0]}
+    plain = {
+        "episode_return": last_tenth(scores),
+        # Two rounds of the last tenth: 3 episodes and 1; the mean must count episodes, not rounds.
+        "episodes": lambda algo, seed, k: np.where(k == 18, 3, 1),
+        "value_loss": lambda algo, seed, k: np.full(len(k), {"ppo": 0.5, "sv-static": 1.0, "sv-dynamic": 0.25}[algo]),
+        "entropy": lambda algo, seed, k: np.full(len(k), {"ppo": 2.0, "sv-static": 3.0, "sv-dynamic": 1.0}[algo]),
+        "diff_over_threshold": lambda algo, seed, k: np.where(algo == "sv-dynamic", 1.0 + k % 4, 0.0),
+    }
+    negative = {
+        "episode_return": last_tenth({"ppo": [-10.0] * 3, "sv-static": [-15.0] * 3, "sv-dynamic": [-4.0, -5.0, -6.0]}),
+        "entropy": lambda algo, seed, k: np.full(len(k), -1.0),
+    }
+    write_run(root / "a", "brax/ant", rounds=ROUNDS, columns=plain)
+    write_run(root / "b", "brax/reacher", rounds=ROUNDS, columns=negative)
+    write_run(root / "c", "brax/fast", rounds=ROUNDS)
+    return member_table(load_all([root]))
+
+
+def of(members, env, variant):
+    table = tables.with_paper(tables.environment_table(members, variant), "brax", variant)
+    return table.set_index("env").loc[env]
+
+
+def test_a_members_row(members):
+    row = members[(members["env"] == "brax/ant") & (members["variant"] == "sv-dynamic") & (members["seed"] == 1)].iloc[
+        0
+    ]
+    expected = {
+        "score": 15.0,
+        "updates_pct": 50.0,
+        "diff_median_pct": 250.0,  # of 100, 200, 300, 400 five times over
+        "diff_std_pct": 100 * np.sqrt(20 * 1.25 / 19),
+        "value_loss": 0.25,
+        "kl_target": 0.02,  # over the rounds that updated; over all it would be 0.01
+        "kl_behaviour": 0.01,
+        "entropy": 1.0,
+        "target_score": np.nan,
+    }
+    assert list(expected) == list(STATISTICS)
+    for name, value in expected.items():
+        assert row[name] == pytest.approx(value, nan_ok=True), name
+    assert (row["suite"], row["run"], row["state"]) == ("brax", "a", "finished")
+
+
+def test_a_score_counts_episodes(tmp_path):
+    columns = {
+        "episode_return": lambda algo, seed, k: np.where(k == 18, 4.0, np.where(k == 19, 8.0, np.nan)),
+        "episodes": lambda algo, seed, k: np.where(k == 18, 3, np.where(k == 19, 1, 0)),
+    }
+    write_run(tmp_path / "a", "brax/ant", seeds=1, rounds=ROUNDS, columns=columns)
+    assert member_table(load_all([tmp_path]))["score"].tolist() == [5.0] * 3  # (3 x 4 + 1 x 8) / 4
+
+
+def test_every_column_of_an_environment_table(members):
+    row = of(members, "brax/ant", "sv-dynamic")
+    expected = {
+        "variant": "sv-dynamic",
+        "seeds": 3,
+        "seeds_planned": 3,
+        "ppo_seeds": 3,
+        "ppo_seeds_planned": 3,
+        "note": "",
+        "score": 15.0,
+        "ppo_score": 10.0,
+        "score_pct_of_ppo": 150.0,  # 12, 15, 18 over a mean of 10
+        "score_spread": 30.0,  # standard deviation of 120, 150, 180
+        "significant": True,  # t = 5 / sqrt(9/3 + 4/3) = 2.40, df = 3.5: p = 0.083
+        "updates_pct_of_ppo": 50.0,
+        "diff_over_threshold_median_pct": 250.0,
+        "diff_std_pct_of_threshold": 100 * np.sqrt(20 * 1.25 / 19),
+        "value_loss_x_ppo": 0.5,
+        "kl_target_x_ppo": 2.0,
+        "kl_behaviour_x_ppo": 1.0,
+        "entropy_x_ppo": 0.5,
+        "ppo_entropy": 2.0,
+        "target_score_pct_of_ppo": np.nan,
+        "paper_score_pct_of_ppo": 99.0,
+        "difference_from_paper": 51.0,
+    }
+    computed = set(row.index) - {"p_value"} - {n for n in row.index if n.endswith(("_low", "_high"))}
+    assert computed == set(expected), "a column without a hand-made example"
+    for name, value in expected.items():
+        assert row[name] == value or row[name] == pytest.approx(value, nan_ok=True), name
+    assert row["p_value"] == pytest.approx(0.0823, abs=2e-3)
+    assert of(members, "brax/ant", "sv-static")["kl_target_x_ppo"] == pytest.approx(4.0)
+    assert np.isnan(of(members, "brax/ant", "sv-static")["diff_over_threshold_median_pct"])
+
+
+def test_intervals_hold_their_numbers_and_no_spread_gives_no_width(members):
+    row = of(members, "brax/ant", "sv-dynamic")
+    # The means of resampled seeds lie between the least and the greatest: 12..18 over 12..8.
+    assert 100 <= row["score_pct_of_ppo_low"] < 150 < row["score_pct_of_ppo_high"] <= 225
+    assert (row["value_loss_x_ppo_low"], row["value_loss_x_ppo_high"]) == (0.5, 0.5)
+    for name in tables.INTERVALS:
+        assert {f"{name}_low", f"{name}_high"} <= set(row.index)
+
+
+def test_a_negative_ppo_mean_counts_improvement_as_above_100(members):
+    better, worse = of(members, "brax/reacher", "sv-dynamic"), of(members, "brax/reacher", "sv-static")
+    assert better["score_pct_of_ppo"] == pytest.approx(150.0)  # 100 + 100 (-5 + 10) / 10
+    assert worse["score_pct_of_ppo"] == pytest.approx(50.0)
+    assert better["score_pct_of_ppo_low"] >= 140.0
+    assert np.isnan(better["entropy_x_ppo"])  # PPO's entropy is -1: a multiple of it says nothing
+    assert better["ppo_entropy"] == -1.0
+
+
+def test_an_environment_without_spread(members):
+    row = of(members, "brax/fast", "sv-dynamic")
+    assert row["score_pct_of_ppo"] == 100.0
+    assert (row["score_spread"], row["p_value"], row["significant"]) == (0.0, 1.0, False)
+    assert (row["score_pct_of_ppo_low"], row["score_pct_of_ppo_high"]) == (100.0, 100.0)
+    assert row["difference_from_paper"] == 0.0
+
+
+def test_the_aggregate_row_by_hand(members):
+    _, totals = tables.all_tables(members)
+    ours, paper, difference = totals[totals["variant"] == "sv-dynamic"].to_dict("records")
+    assert (ours["source"], paper["source"], difference["source"]) == ("ours", "paper", "difference")
+    # Percentages 150, 150 and 100.
+    assert (ours["q1"], ours["median_pct_ppo"], ours["q3"]) == (125.0, 150.0, 150.0)
+    assert ours["geomean_pct_ppo"] == pytest.approx(100 * 1.5 ** (2 / 3))
+    assert ours["geomean_spread"] == pytest.approx(np.exp(np.log(1.5) * np.sqrt(1 / 3)))
+    assert ours["beat_ppo_pct"] == pytest.approx(200 / 3)
+    assert (ours["kl_target_x_ppo"], ours["kl_behaviour_x_ppo"]) == (pytest.approx(2.0), pytest.approx(1.0))
+    assert (ours["environments"], ours["environments_planned"], ours["seeds_min"], ours["seeds_max"]) == (3, 3, 3, 3)
+    # All nine: 100, 100, 100, 120, 140, 150, 150, 160, 180; without two at each end.
+    assert ours["iqm_pct_ppo"] == pytest.approx((100 + 120 + 140 + 150 + 150) / 5)
+    for name in (*AggregateRow._fields, "iqm_pct_ppo"):
+        assert ours[f"{name}_low"] <= ours[name] <= ours[f"{name}_high"], name
+    assert paper["median_pct_ppo"] == 100.2
+    assert difference["median_pct_ppo"] == pytest.approx(49.8)
+
+
+def test_the_papers_aggregates_come_out_of_the_code_that_real_runs_use():
+    """Through `aggregate_table`; the cells that follow only from unrounded scores are in test_aggregate.py."""
+    published = aggregate.paper_tables()
+    keys = {(s, f"sv-{v}"): published[f"{s}_{v}"] for s in aggregate.PAPER_SUITES for v in aggregate.PAPER_VARIANTS}
+    totals = tables.aggregate_table(keys).set_index(["suite", "variant", "source"])
+    for suite, variant in keys:
+        gap = totals.loc[(suite, variant, "difference"), list(AggregateRow._fields)].astype(float).abs()
+        if suite == "atari":
+            assert (gap <= [0.05, 0.05, 0.05, 0.05, 0.005, 0.05, 0.005, 0.005]).all(), gap
+        else:  # whole percentages in the source's table move these by half a percent, or by one environment of 12
+            assert (gap <= [0.5, 0.5, 0.5, 0.5, 0.005, 100 / 12 + 0.5, 0.005, 0.005]).all(), gap
+    assert len(totals) == 12
+
+
+def test_a_missing_seed_and_a_failed_environment_are_shown(tmp_path, members):
+    write_run(tmp_path / "ant", "brax/ant", rounds=ROUNDS)
+    for part in (tmp_path / "ant" / "metrics").iterdir():
+        frame = pd.read_parquet(part)
+        frame[~((frame["variant"] == "sv-dynamic") & (frame["seed"] == 2))].to_parquet(part, index=False)
+    write_run(tmp_path / "pusher", "brax/pusher", rounds=ROUNDS, state="failed", reason="rewards were not finite")
+    none = {"episodes": lambda algo, seed, k: np.zeros(len(k), int)}
+    write_run(tmp_path / "hopper", "brax/hopper", rounds=ROUNDS, columns=none)
+    table = tables.environment_table(member_table(load_all([tmp_path])), "sv-dynamic").set_index("env")
+    assert table.loc["brax/ant", ["seeds", "seeds_planned", "ppo_seeds"]].tolist() == [2, 3, 3]
+    assert table.loc["brax/ant", "note"] == "seed 2 missing: its metrics are not in the folder"
+    assert table.loc["brax/ant", "score_pct_of_ppo"] == 100.0
+    assert table.loc["brax/pusher", ["seeds", "seeds_planned"]].tolist() == [0, 3]
+    assert table.loc["brax/pusher", "note"] == "seeds all 3 and PPO's seeds all 3 failed: rewards were not finite"
+    assert "no episode ended in the last 10 %" in table.loc["brax/hopper", "note"]
+    (row,) = (
+        tables.aggregate_table({("brax", "sv-dynamic"): table.reset_index()})
+        .query("source == 'ours'")
+        .to_dict("records")
+    )
+    assert (row["environments"], row["environments_planned"]) == (1, 3)
+    shown = text.markdown(table.reset_index(), text.environment_columns(table.reset_index()))
+    assert "| 2 of 3; PPO 3 |" in shown
+    assert "rewards were not finite" in shown
+
+
+def test_variants_without_ppo_have_no_percentage(tmp_path):
+    write_run(tmp_path / "a", "brax/ant", algo=("sv-static",))
+    (row,) = tables.environment_table(member_table(load_all([tmp_path])), "sv-static").to_dict("records")
+    assert np.isnan(row["score_pct_of_ppo"])
+    assert row["note"] == "no PPO run to compare with"
+
+
+def test_swept_variants_are_compared_with_ppo_at_their_values_or_plain():
+    assert tables.baseline_of("sv-dynamic[lam=0.9]", ["ppo[lam=0.9]", "ppo[lam=0.95]"]) == "ppo[lam=0.9]"
+    assert tables.baseline_of("sv-dynamic[delta_v=0.1]", ["ppo", "sv-dynamic[delta_v=0.1]"]) == "ppo"
+    assert tables.baseline_of("sv-dynamic[delta_v=0.1]", ["sv-static"]) is None
+
+
+def test_one_seed_has_no_interval(tmp_path):
+    write_run(tmp_path / "a", "brax/ant", seeds=1)
+    tables_, totals = tables.all_tables(member_table(load_all([tmp_path])))
+    assert np.isnan(tables_["brax", "sv-static"].iloc[0]["score_pct_of_ppo_low"])
+    assert "median_pct_ppo_low" not in totals or totals["median_pct_ppo_low"].isna().all()
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (1234.5, "1234"),
+        (12.345, "12.3"),
+        (0.012345, "0.0123"),
+        (-0.5, "-0.500"),
+        (0, "0"),
+        (np.nan, "–"),
+        (1.5e9, "1.50e+09"),
+    ],
+)
+def test_numbers_as_shown(value, shown):
+    assert text.number(value) == shown
+
+
+def test_markdown_latex_and_summary(members):
+    by_key, totals = tables.all_tables(members)
+    table = by_key["brax", "sv-dynamic"]
+    shown = text.markdown(table, text.environment_columns(table))
+    assert "| brax/ant | 3 | 150.0 ± 30.0 [" in shown
+    assert shown.count("\n") == 2 + 3
+    tex = text.latex(table, text.environment_columns(table), "50 % of brax_x")
+    for word in (r"\toprule", r"\midrule", r"\bottomrule", r"50 \% of brax\_x", r"150.0 $\pm$ 30.0"):
+        assert word in tex
+    assert tex.count(r"\\") == 1 + 3
+    lines = text.summary(members, by_key, totals)
+    assert lines[0] == "3 runs with 27 members on 3 environments: 3 finished, 0 members without a score."
+    assert "sv-dynamic has a median of 150.0 [" in lines[1]
+    assert "significantly better on 2 and worse on 0" in lines[1]
+    assert "sv-dynamic updated its target in 50.0 % of rounds, each time by 2.00 × the KL" in lines[2]
+    assert len(lines) == 3
