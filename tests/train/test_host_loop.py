@@ -19,6 +19,7 @@ from nextpolicy.envs.base import HostEnvError
 from nextpolicy.run import checkpoint
 from nextpolicy.run.folder import RunFolder
 from nextpolicy.run.training import make_job, run_job
+from nextpolicy.train.host_collect import Log, padded
 from nextpolicy.train.host_loop import HostLoop
 from nextpolicy.train.rollout import random_actions
 
@@ -67,9 +68,7 @@ def collected(job: Any) -> tuple[Any, Any, np.ndarray]:
     agent, noise = loop.compiled.begin(agent, explore=False)
     buffer, log = worker.collect(loop.compiled, agent.behaviour, noise, loop._room(agent, worker), False)
     loop.close()
-    from nextpolicy.train.host_loop import _padded
-
-    next_obs = loop.compiled.successors(buffer, *_padded(log, worker)) if job.host.resets_in_step else buffer.obs[1:]
+    next_obs = loop.compiled.successors(buffer, *padded(log, worker)) if job.host.resets_in_step else buffer.obs[1:]
     return buffer, log, np.asarray(next_obs)
 
 
@@ -140,8 +139,6 @@ def test_an_artefact_never_reaches_a_loss_a_statistic_or_a_score():
 
 def test_what_lies_in_an_artefact_as_observation_and_action_does_not_matter():
     """The same rollout with other bytes in its artefacts gives the same agent."""
-    from nextpolicy.train.host_loop import Log
-
     job = job_of(partial(Counter, length=3), "next-step")
     buffer, log, _ = collected(job)
     loop = loop_of(job)

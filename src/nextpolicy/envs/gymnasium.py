@@ -11,8 +11,6 @@ import contextlib
 import difflib
 import importlib
 import multiprocessing
-import queue
-import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -22,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nextpolicy.envs.base import Box, Discrete, EnvSpec, HostEnvError, HostStep, take_option
+from nextpolicy.envs.driver import Driver, drive, line_of
 from nextpolicy.types import Array
 
 OPTIONS: dict[str, Any] = {
@@ -65,7 +64,7 @@ def _find(name: str) -> Any:
         try:
             importlib.import_module(module)
         except Exception as error:  # it is the user's code that runs here
-            line = f"{type(error).__name__}: {_line(error)}"
+            line = f"{type(error).__name__}: {line_of(error)}"
             raise ValueError(f"environment: got 'gym/{name}', cannot import {module} ({line})") from error
     try:
         return gymnasium.spec(rest)
@@ -86,7 +85,7 @@ class GymnasiumEnv:
         self.groups, self.timeout = max(1, taken["groups"]), taken["worker_timeout"]
         if taken["vectorization"] == "native" and getattr(source, "vector_entry_point", None) is None:
             raise ValueError(f"{env_id} vectorization: got 'native', which it does not have, takes 'sync' or 'async'")
-        single = _in_thread(env_id, self.timeout, self.maker())
+        single = drive(env_id, self.timeout, self.maker())
         self.observation_space, self.action_space = single.observation_space, single.action_space
         limit = getattr(single.spec, "max_episode_steps", None)
         drawable = "rgb_array" in single.metadata.get("render_modes", ())
@@ -135,7 +134,7 @@ class GymnasiumPool:
 
     def __init__(self, env: GymnasiumEnv, num_envs: int, render: bool) -> None:
         self.num_envs, self.env = num_envs, env
-        self._thread = _Thread(env.spec.id, env.timeout)
+        self._thread = Driver(env.spec.id, env.timeout)
         self._children: list[Any] = []
         before = set(multiprocessing.active_children())
         try:
@@ -208,67 +207,6 @@ class GymnasiumPool:
         if isinstance(self.env.spec.action, Discrete):
             return action.astype(np.int64) + int(space.start)
         return np.clip(action, space.low, space.high).astype(space.dtype)
-
-
-class _Thread:
-    """One thread that does one thing at a time for a caller who will not wait for ever.
-
-    It is a daemon: a step that hangs inside it cannot be stopped, but it does not keep the program alive.
-    """
-
-    def __init__(self, env_id: str, timeout: float) -> None:
-        self.env_id, self.timeout = env_id, timeout
-        self.idle, self.failed = True, False
-        self._work: queue.SimpleQueue = queue.SimpleQueue()
-        self._done: queue.SimpleQueue = queue.SimpleQueue()
-        threading.Thread(target=_serve, args=(self._work, self._done), daemon=True, name=f"env {env_id}").start()
-
-    def submit(self, work: Callable[[], Any]) -> None:
-        self.idle = False
-        self._work.put(work)
-
-    def wait(self, what: str, timeout: float | None = None) -> Any:
-        limit = self.timeout if timeout is None else timeout
-        try:
-            value, error = self._done.get(timeout=limit)
-        except queue.Empty:
-            self.failed = True
-            raise HostEnvError(f"{self.env_id}: {what} did not return within worker_timeout, {limit:g} s") from None
-        self.idle = True
-        if error is None:
-            return value
-        self.failed = True
-        if isinstance(error, (EOFError, ConnectionError)):
-            raise HostEnvError(f"{self.env_id}: a worker process died during {what}") from error
-        raise HostEnvError(f"{self.env_id}: {what} raised {type(error).__name__}: {_line(error)}") from error
-
-    def call(self, what: str, work: Callable[[], Any], timeout: float | None = None) -> Any:
-        self.submit(work)
-        return self.wait(what, timeout)
-
-    def stop(self) -> None:
-        self._work.put(None)
-
-
-def _serve(work: queue.SimpleQueue, done: queue.SimpleQueue) -> None:
-    while (task := work.get()) is not None:
-        try:
-            done.put((task(), None))
-        except BaseException as error:
-            done.put((None, error))
-
-
-def _in_thread(env_id: str, timeout: float, work: Callable[[], Any]) -> Any:
-    """What `work` gives, if it does within `timeout` seconds."""
-    thread = _Thread(env_id, timeout)
-    try:
-        return thread.call("start", work)
-    finally:
-        thread.stop()
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
 
 
 def _plain(obs: np.ndarray) -> np.ndarray:

@@ -9,67 +9,19 @@ except where an environment was reset within its step, and those few true succes
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from nextpolicy.envs.base import HostEnv, HostPool, HostStep
-from nextpolicy.nets.heads import Distribution
+from nextpolicy.envs.base import HostEnv
 from nextpolicy.train.device_loop import Program
-from nextpolicy.train.rollout import Episodes, action_noise, random_actions, shape_action
+from nextpolicy.train.host_collect import Buffer, Compiled, Worker, padded
+from nextpolicy.train.rollout import Episodes, action_noise, random_actions
 from nextpolicy.train.state import Agent, Hypers, LearnerState, Setup, init_agent
 from nextpolicy.train.update import Metrics, learn_nothing, learn_round
 from nextpolicy.types import Array, PolicySnapshot, PyTree, Rollout
-
-
-class Buffer(NamedTuple):
-    """What the device keeps of a round while it is collected."""
-
-    obs: Array  # [T + 1, N, ...] raw; the last row is what the next round starts from
-    action: Array  # [T, N] or [T, N, A]
-    dist: Distribution  # leaves [T, N, ...]: the behavioural policy's
-
-
-class Log(NamedTuple):
-    """What the host keeps of a round: a few bytes per step, sent to the device once."""
-
-    reward: np.ndarray  # [T, N]
-    terminated: np.ndarray
-    truncated: np.ndarray
-    valid: np.ndarray
-    discounted_return: np.ndarray
-    finals: list[tuple[int, np.ndarray, np.ndarray]]  # (t, environments [K], their true successors [K, ...])
-    totals: np.ndarray  # [3] returns, lengths and number of the finished episodes
-
-    @classmethod
-    def empty(cls, length: int, num_envs: int) -> Log:
-        number, flag = np.zeros((length, num_envs), np.float32), np.zeros((length, num_envs), bool)
-        return cls(number, flag, flag.copy(), flag.copy(), number.copy(), [], np.zeros(3))
-
-
-class Counters(NamedTuple):
-    """The unfinished episodes of a member's N environments."""
-
-    episode_return: np.ndarray
-    episode_length: np.ndarray
-    discounted_return: np.ndarray
-
-    @classmethod
-    def zeros(cls, num_envs: int) -> Counters:
-        return cls(np.zeros(num_envs), np.zeros(num_envs, np.int64), np.zeros(num_envs))
-
-
-class Compiled(NamedTuple):
-    """The functions that run on the device; `hypers` and agents are data, so all members share them."""
-
-    begin: Any  # (agent, explore) -> (agent, noise for the round)
-    act: Any  # (snapshot, buffer, obs, noise, t, column, explore) -> (buffer, action)
-    keep: Any  # (buffer, obs, column) -> buffer: the observations after the last step
-    successors: Any  # (buffer, t, environments, their true successors) -> next_obs [T, N, ...]
-    learn: Any  # (hypers, agent, buffer, next_obs or None, data, explore) -> (agent, metrics or None)
 
 
 def compile_functions(setup: Setup, env: HostEnv) -> Compiled:
@@ -132,69 +84,6 @@ def _write(whole: Array, part: Array, t: Array, column: Array) -> Array:
     return jax.lax.dynamic_update_slice(whole, part[None], (t, column, *[0] * (whole.ndim - 2)))
 
 
-class Worker:
-    """One member's environments: its groups, what each saw last, and its unfinished episodes."""
-
-    def __init__(self, setup: Setup, env: HostEnv, seed: int, gamma: float) -> None:
-        self.setup, self.env, self.seed, self.gamma = setup, env, seed, gamma
-        self.num_envs, self.length = setup.config.environment.num_envs, setup.config.ppo.rollout_length
-        self.pools: list[HostPool] = []
-        self.seen: list[Any] = []  # per group: observations [n, ...] that the next action is for
-
-    def start(self, round_index: int) -> None:
-        """Fresh environments; the seed also goes by the round, so that a resumed run does not repeat its start."""
-        groups = max(g for g in range(1, self.env.groups + 1) if self.num_envs % g == 0)
-        for group in range(groups):
-            self.pools.append(self.env.start(self.num_envs // groups))
-            sequence = np.random.SeedSequence((self.seed, round_index, group))
-            seed = int(sequence.generate_state(1)[0]) % (2**31 - self.num_envs)
-            self.seen.append(self.pools[group].reset(seed))
-        self.counters = Counters.zeros(self.num_envs)
-
-    def close(self) -> None:
-        pools, self.pools = self.pools, []
-        for pool in pools:
-            pool.close()
-
-    def collect(
-        self, compiled: Compiled, snapshot: PolicySnapshot, noise: Array, buffer: Buffer, explore: bool
-    ) -> tuple[Buffer, Log]:
-        """T steps of every environment; the round's observations, actions and distributions are left in the buffer."""
-        log = Log.empty(self.length, self.num_envs)
-        size = self.num_envs // len(self.pools)
-        for t in range(self.length + 1):
-            for group, pool in enumerate(self.pools):
-                column = np.int32(group * size)
-                if t > 0:
-                    step = pool.recv()
-                    self.seen[group] = jax.device_put(step.obs)
-                    self._record(log, step, t - 1, group * size)
-                if t < self.length:
-                    given = (snapshot, buffer, self.seen[group], noise, np.int32(t), column)
-                    buffer, action = compiled.act(*given, explore=explore)
-                    pool.send(np.asarray(shape_action(self.setup.spec, action)))
-                else:
-                    buffer = compiled.keep(buffer, self.seen[group], column)
-        return buffer, log
-
-    def _record(self, log: Log, step: HostStep, t: int, column: int) -> None:
-        """Row t of the log from one group's step; a step that is not valid belongs to no episode."""
-        part = slice(column, column + len(step.reward))
-        returns, lengths, discounted = (x[part] for x in self.counters)
-        returns += np.where(step.valid, step.score, 0.0)
-        lengths += step.valid
-        discounted[:] = discounted * self.gamma + np.where(step.valid, step.reward, 0.0)
-        rows = (step.reward, step.terminated, step.truncated, step.valid, discounted)
-        for table, row in zip(log[:5], rows, strict=True):
-            table[t, part] = row
-        over = step.episode_over
-        log.totals[:] += (returns[over].sum(), lengths[over].sum(), over.sum())
-        returns[over], lengths[over] = 0.0, 0
-        discounted[step.terminated | step.truncated] = 0.0
-        if step.final_obs is not None:
-            log.finals.append((t, step.final_index + column, step.final_obs))
-
-
 class HostLoop:
     """A population on host environments, with the interface of a device program."""
 
@@ -246,7 +135,7 @@ class HostLoop:
         buffer = self._room(agent, worker) if self.buffer is None else self.buffer
         self.buffer = None  # donated while it is filled: nothing is left to reuse if collection fails
         buffer, log = worker.collect(compiled, agent.behaviour, noise, buffer, explore)
-        next_obs = compiled.successors(buffer, *_padded(log, worker)) if self.env.resets_in_step else None
+        next_obs = compiled.successors(buffer, *padded(log, worker)) if self.env.resets_in_step else None
         data = {
             name: getattr(log, name) for name in ("reward", "terminated", "truncated", "discounted_return", "valid")
         }
@@ -266,23 +155,6 @@ class HostLoop:
         action = jax.eval_shape(lambda d: d.mode(), dist)
         zeros = lambda rows: lambda x: jnp.zeros((rows, *x.shape), x.dtype)  # noqa: E731
         return Buffer(zeros(length + 1)(one), zeros(length)(action), jax.tree.map(zeros(length), dist))
-
-
-def _padded(log: Log, worker: Worker) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All true successors of a round as (t, environment, observation), padded so that few lengths are compiled.
-
-    Padding is at t = T, which lies outside and is dropped.
-    """
-    count = sum(len(index) for _, index, _ in log.finals)
-    room = 1 << max(count - 1, 0).bit_length()
-    like = log.finals[0][2] if log.finals else np.asarray(worker.seen[0])
-    t, environment = np.full(room, worker.length, np.int32), np.zeros(room, np.int32)
-    final_obs = np.zeros((room, *like.shape[1:]), like.dtype)
-    if log.finals:
-        t[:count] = np.concatenate([np.full(len(index), at) for at, index, _ in log.finals])
-        environment[:count] = np.concatenate([index for _, index, _ in log.finals])
-        final_obs[:count] = np.concatenate([obs for _, _, obs in log.finals])
-    return t, environment, final_obs
 
 
 @partial(jax.jit, static_argnums=1)

@@ -1,0 +1,71 @@
+"""A thread that drives environments: its caller can do other work meanwhile, and notices one that never returns."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from nextpolicy.envs.base import HostEnvError
+
+
+class Driver:
+    """One thread that does one thing at a time for a caller who will not wait for ever.
+
+    It is a daemon: a step that hangs inside it cannot be stopped, but it does not keep the program alive.
+    """
+
+    def __init__(self, env_id: str, timeout: float) -> None:
+        self.env_id, self.timeout = env_id, timeout
+        self.idle, self.failed = True, False
+        self._work: queue.SimpleQueue = queue.SimpleQueue()
+        self._done: queue.SimpleQueue = queue.SimpleQueue()
+        threading.Thread(target=_serve, args=(self._work, self._done), daemon=True, name=f"env {env_id}").start()
+
+    def submit(self, work: Callable[[], Any]) -> None:
+        self.idle = False
+        self._work.put(work)
+
+    def wait(self, what: str, timeout: float | None = None) -> Any:
+        limit = self.timeout if timeout is None else timeout
+        try:
+            value, error = self._done.get(timeout=limit)
+        except queue.Empty:
+            self.failed = True
+            raise HostEnvError(f"{self.env_id}: {what} did not return within worker_timeout, {limit:g} s") from None
+        self.idle = True
+        if error is None:
+            return value
+        self.failed = True
+        if isinstance(error, (EOFError, ConnectionError)):
+            raise HostEnvError(f"{self.env_id}: a worker process died during {what}") from error
+        raise HostEnvError(f"{self.env_id}: {what} raised {type(error).__name__}: {line_of(error)}") from error
+
+    def call(self, what: str, work: Callable[[], Any], timeout: float | None = None) -> Any:
+        self.submit(work)
+        return self.wait(what, timeout)
+
+    def stop(self) -> None:
+        self._work.put(None)
+
+
+def _serve(work: queue.SimpleQueue, done: queue.SimpleQueue) -> None:
+    while (task := work.get()) is not None:
+        try:
+            done.put((task(), None))
+        except BaseException as error:
+            done.put((None, error))
+
+
+def drive(env_id: str, timeout: float, work: Callable[[], Any]) -> Any:
+    """What `work` gives, if it does within `timeout` seconds."""
+    thread = Driver(env_id, timeout)
+    try:
+        return thread.call("start", work)
+    finally:
+        thread.stop()
+
+
+def line_of(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0]
