@@ -118,8 +118,8 @@ class Chart {
 
   line(s) {
     const points = s.x.map((round, i) => `${this.x(round).toFixed(1)},${this.y(s.y[i]).toFixed(1)}`).join(" ");
-    const single = s.m >= 0 && this.hasMean(s.v);
-    const faint = single ? `; opacity: ${Math.min(0.5, 6 / this.visible.length)}` : ""; // many seeds: the mean must show
+    const single = s.m >= 0; // many of them must leave their mean to be seen
+    const faint = single ? `; opacity: ${this.hasMean(s.v) ? Math.min(0.5, 6 / this.visible.length) : 0.7}` : "";
     const attributes = { points, class: single ? "member" : "mean", style: colour(s.v) + faint, "stroke-dasharray": dashes(s.v) };
     return svg("polyline", attributes, this.root);
   }
