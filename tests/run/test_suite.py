@@ -60,6 +60,11 @@ def test_the_suites_are_those_of_the_paper():
     assert SUITES["minatar"].config("gymnax/Asterix-MinAtar").ppo.clip == 0.1
 
 
+@pytest.mark.parametrize("name", SUITES)
+def test_every_environment_of_a_suite_is_known(name):
+    suite.check_environments(SUITES[name])
+
+
 def write_toml(tmp_path: Path, content: str) -> str:
     path = tmp_path / "mine.toml"
     path.write_text(content)
