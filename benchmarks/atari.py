@@ -53,7 +53,7 @@ def main() -> None:
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "jax": jax.__version__,
-        "settings": vars(options),
+        "settings": {name: value for name, value in vars(options).items() if name != "out"},
     }
     if options.part in ("both", "speed"):
         write(out / "speed.json", {**about, **speed(options)})
@@ -69,7 +69,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--games", nargs="+", default=["Breakout", "Pong"])
     parser.add_argument("--torso", default="nature", help="of the learning part and of the speed part's main rows")
     parser.add_argument(
-        "--also", nargs="*", default=["impala:bfloat16"], help="further torso:dtype rows of the speed part"
+        "--also",
+        nargs="*",
+        default=["nature:bfloat16", "impala:bfloat16"],
+        help="further torso:dtype rows of the speed part",
     )
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--num-envs", type=int, default=64)
@@ -170,7 +173,7 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
     steps = 4 * options.rollout_length
     emulator_speed(options, 1, steps // 8 + 2)  # the first frames of a process are slower
     before = {g: emulator_speed(options, g, steps) for g in (1, 2)}
-    kinds = [("ppo", 1), ("ppo", 2), ("sv-dynamic", 2)]
+    kinds = [("ppo", 1), ("ppo", 2), ("ppo", 4), ("sv-dynamic", 2)]
     rates = race(options, options.torso, options.dtype, kinds)
     for extra in options.also:
         torso, _, dtype = extra.partition(":")
