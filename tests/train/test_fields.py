@@ -120,6 +120,7 @@ def test_traced_field_matters(name: str) -> None:
     assert differ(outcome(configuration(**beside)), outcome(configuration(**{**beside, name: value})))
 
 
+@pytest.mark.slow  # a program of its own to compile for each
 @pytest.mark.parametrize("name", STATIC)
 def test_static_field_matters(name: str) -> None:
     value, beside = STATIC[name]
