@@ -1,0 +1,106 @@
+"""Where a round goes: collecting, evaluating the target, the gradient steps, all of learning, each timed on its own.
+
+    python benchmarks/parts.py brax/hopper:36 brax/hopper:36:compute_dtype=bfloat16
+    python benchmarks/parts.py gymnax/Breakout-MinAtar:16:torso=mlp:hidden=64,64 --kernels 15
+
+A work is ENV:MEMBERS and then config fields. With `--kernels K` the K kernels that take the most time in each part are
+listed, with how often they ran: what the profiler of the device says about one call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from nextpolicy import presets
+from nextpolicy.run.training import make_job
+from nextpolicy.train.device_loop import member_init
+from nextpolicy.train.rollout import collect
+from nextpolicy.train.update import evaluate_target, improve, learn_round
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work", nargs="+", help="ENV:MEMBERS[:FIELD=VALUE...]")
+    parser.add_argument("--only", nargs="+", help="of collect, evaluate, improve, learn")
+    parser.add_argument("--kernels", type=int, default=0, metavar="K")
+    parser.add_argument("--repeats", type=int, default=20)
+    options = parser.parse_args()
+    for work in options.work:
+        env, members, *pairs = work.split(":")
+        print(f"{work}  ({jax.devices()[0].device_kind}, JAX {jax.__version__})", flush=True)
+        time_parts(env, int(members), dict(pair.split("=", 1) for pair in pairs), options)
+        jax.clear_caches()
+
+
+def time_parts(env: str, members: int, fields: dict[str, Any], options: argparse.Namespace) -> None:
+    """Compile, run and print each part; the later ones work on what the earlier ones returned."""
+    job = make_job(presets.build(env, algo="sv-dynamic", seeds=members, **fields))
+    setup, hypers = job.setup, jax.tree.map(jnp.asarray, job.hypers)
+    state = jax.jit(jax.vmap(lambda h, s: member_init(setup, h, s)))(hypers, jnp.asarray(job.seeds))
+
+    def part(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        compiled = jax.jit(jax.vmap(function)).lower(*arguments).compile()
+        result = jax.block_until_ready(compiled(*arguments))
+        if options.only is None or name in options.only:
+            print(f"  {name:<10}{1e3 * seconds(compiled, arguments, options.repeats):9.2f} ms", flush=True)
+            if options.kernels:
+                print(kernels(compiled, arguments, options.kernels), flush=True)
+        return result
+
+    _, rollout, episodes = part(
+        "collect", lambda h, s: collect(setup, h, s.agent, s.workers, s.agent.key), hypers, state
+    )
+
+    def evaluate(h: Any, s: Any, r: Any) -> Any:
+        return evaluate_target(setup, h, s.agent, r, setup.networks.policy(s.agent.target)(r.obs).log_prob(r.action))
+
+    targets = part("evaluate", evaluate, hypers, state, rollout)
+    step = lambda h, s, r, t: improve(setup, h, s.agent, r, t, h.learning_rate, s.agent.key)  # noqa: E731
+    part("improve", step, hypers, state, rollout, targets)
+    learn = lambda h, s, r, e: learn_round(setup, h, s.agent, r, e)  # noqa: E731
+    part("learn", learn, hypers, state, rollout, episodes)
+
+
+def seconds(compiled: Callable[..., Any], arguments: tuple[Any, ...], repeats: int) -> float:
+    """Median over three of the mean time of a call."""
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        for _ in range(repeats):
+            result = compiled(*arguments)
+        jax.block_until_ready(result)
+        times.append((time.perf_counter() - started) / repeats)
+    return statistics.median(times)
+
+
+def kernels(compiled: Callable[..., Any], arguments: tuple[Any, ...], count: int) -> str:
+    """The kernels of one call that take the most time, as the profiler names them."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            jax.block_until_ready(compiled(*arguments))
+        files = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
+        data = jax.profiler.ProfileData.from_file(files[0])
+    total: dict[str, float] = defaultdict(float)
+    times: dict[str, int] = defaultdict(int)
+    for plane in data.planes:
+        for line in plane.lines if "GPU" in plane.name else ():
+            for event in line.events if "Stream" in line.name else ():
+                total[event.name] += event.duration_ns
+                times[event.name] += 1
+    rows = sorted(total, key=lambda name: -total[name])
+    whole = f"    {sum(total.values()) / 1e6:9.3f} ms in {sum(times.values())} kernels of {len(rows)} kinds"
+    return "\n".join([whole, *(f"    {total[n] / 1e6:9.3f} ms {times[n]:6d}x  {n[:90]}" for n in rows[:count])])
+
+
+if __name__ == "__main__":
+    main()
