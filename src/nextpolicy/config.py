@@ -59,8 +59,9 @@ class NetConfig:
     layer_norm: bool = _field(False, "Whether each layer is followed by LayerNorm.")
     shared_torso: bool = _field(False, "Whether the critic reads the actor's torso instead of its own.")
     log_std_init: float = _field(0.0, "Initial log standard deviation of continuous actions.")
-    compute_dtype: Literal["float32", "bfloat16"] = _field(
-        "float32", "Type of activations and matmul inputs; parameters stay float32."
+    compute_dtype: Literal["auto", "float32", "bfloat16"] = _field(
+        "auto",
+        "Type of activations; auto is bfloat16 in the fused MLP of NVIDIA GPUs, else float32, as parameters are.",
     )
 
 

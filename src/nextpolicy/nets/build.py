@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -57,6 +58,10 @@ def build(
         critic_module = _Stack(_torso(spec, config), heads.ValueHead(_dtype(config)))
     shared = config.shared_torso and actor is None and critic is None
     prepare = _reader(spec)
+    fuse = not shared and _fuses(spec, config)
+    run = (
+        partial(_run_fused, len(spec.obs_shape), config) if fuse else lambda module, params, x: module.apply(params, x)
+    )
 
     def init(key: Array) -> Params:
         key_actor, key_critic = jax.random.split(key)
@@ -67,7 +72,7 @@ def build(
 
     def policy(snapshot: PolicySnapshot) -> Callable[[Array], heads.Distribution]:
         def apply(obs: Array) -> heads.Distribution:
-            return as_distribution(actor_module.apply(snapshot.params, prepare(obs, snapshot.obs_stats)))
+            return as_distribution(run(actor_module, snapshot.params, prepare(obs, snapshot.obs_stats)))
 
         return _tabulated(apply, spec)
 
@@ -75,12 +80,35 @@ def build(
         def apply(obs: Array) -> Array:
             x = prepare(obs, obs_stats)
             x = _features(actor_module, params["actor"], x) if shared else x
-            out = critic_module.apply(params["critic"], x)
+            out = run(critic_module, params["critic"], x)
             return out[..., 0] if critic is not None and out.ndim == obs.ndim - len(spec.obs_shape) + 1 else out
 
         return _tabulated(apply, spec)
 
     return Networks(init, policy, value)
+
+
+def _fuses(spec: EnvSpec, config: NetConfig) -> bool:
+    """Whether the configured networks run as fused kernels here."""
+    mlp = torso_kind(spec, config) == "mlp" and spec.obs_table is None
+    if not mlp or config.compute_dtype == "float32" or jax.default_backend() != "gpu":
+        return False
+    from nextpolicy.nets import fused  # half a second that no CPU needs
+
+    return fused.supported(config.hidden, config.activation, config.layer_norm)
+
+
+def _run_fused(obs_rank: int, config: NetConfig, module: nn.Module, params: Params, x: Array) -> Any:
+    """`module.apply(params, x)` by the fused kernels, for a `_Stack` of ours; a caller's module runs as it is."""
+    from nextpolicy.nets import fused
+
+    if not isinstance(module, _Stack):
+        return module.apply(params, x)
+    torso, head = params["params"]["torso"], params["params"]["head"]
+    dense = [*(torso[f"Dense_{i}"] for i in range(len(config.hidden))), head["Dense_0"]]
+    flat = x.reshape((*x.shape[: x.ndim - obs_rank], -1))
+    out = fused.mlp([(layer["kernel"], layer["bias"]) for layer in dense], flat, config.activation)
+    return module.head.read(out, head)
 
 
 def _features(module: nn.Module, params: Params, obs: Array) -> Array:
@@ -110,7 +138,8 @@ def _reader(spec: EnvSpec) -> Callable[[Array, RunningStats | None], Array]:
 
 
 def _dtype(config: NetConfig) -> Any:
-    return {"float32": jnp.float32, "bfloat16": jnp.bfloat16}[config.compute_dtype]
+    """What Flax computes in; `auto` is bfloat16 only where the fused kernels do the computing."""
+    return jnp.bfloat16 if config.compute_dtype == "bfloat16" else jnp.float32
 
 
 def _torso(spec: EnvSpec, config: NetConfig) -> nn.Module:

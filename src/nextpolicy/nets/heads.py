@@ -94,7 +94,12 @@ class CategoricalHead(nn.Module):
     @nn.compact
     def __call__(self, features: Array) -> Categorical:
         dense = nn.Dense(self.actions, kernel_init=nn.initializers.orthogonal(0.01), dtype=self.dtype)
-        return Categorical(jax.nn.log_softmax(dense(features).astype(jnp.float32)))
+        return self.read(dense(features).astype(jnp.float32), {})
+
+    @staticmethod
+    def read(logits: Array, _: Any) -> Categorical:
+        """The distribution of float32 logits [..., A]."""
+        return Categorical(jax.nn.log_softmax(logits))
 
 
 class GaussianHead(nn.Module):
@@ -109,6 +114,12 @@ class GaussianHead(nn.Module):
         dense = nn.Dense(self.size, kernel_init=nn.initializers.orthogonal(0.01), dtype=self.dtype)
         mean = dense(features).astype(jnp.float32)
         log_std = self.param("log_std", nn.initializers.constant(self.log_std_init), (self.size,))
+        return self.read(mean, {"log_std": log_std})
+
+    @staticmethod
+    def read(mean: Array, params: Any) -> DiagonalGaussian:
+        """The distribution around float32 means [..., A]."""
+        log_std = params["log_std"]
         return DiagonalGaussian(mean, jnp.broadcast_to(log_std[(None,) * (mean.ndim - 1)], mean.shape))
 
 
@@ -120,4 +131,9 @@ class ValueHead(nn.Module):
     @nn.compact
     def __call__(self, features: Array) -> Array:
         dense = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0), dtype=self.dtype)
-        return dense(features).astype(jnp.float32)[..., 0]
+        return self.read(dense(features).astype(jnp.float32), {})
+
+    @staticmethod
+    def read(value: Array, _: Any) -> Array:
+        """[..., 1] without its last axis."""
+        return value[..., 0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -152,16 +153,37 @@ def build_program(
     jit_block = jax.jit(spread(block, in_specs=in_specs, out_specs=out_specs), donate_argnums=1)
     placed = jax.tree.map(lambda x: jax.device_put(x, NamedSharding(mesh, members)), hypers)
 
+    compiled: dict[str, Callable[..., Any]] = {}
+
     def start(seeds: Array) -> LearnerState:
-        state = jit_init(placed, jax.device_put(seeds, NamedSharding(mesh, members)))
+        seeds = jax.device_put(seeds, NamedSharding(mesh, members))
+        if not compiled:
+            shapes = _placed_shapes(mesh, state_spec, jax.eval_shape(jit_init, placed, seeds))
+            lowered = {
+                "init": jit_init.lower(placed, seeds),
+                "block": jit_block.lower(placed, shapes, np.int32(0), np.bool_(False)),
+            }
+            with ThreadPoolExecutor(2) as pool:  # both hold an environment's reset: side by side it is paid for once
+                compiled.update(
+                    zip(lowered, pool.map(lambda program: program.compile(), lowered.values()), strict=True)
+                )
+        state = compiled["init"](placed, seeds)
         for first in range(0, warm_rounds, capacity):
             rounds = np.int32(min(capacity, warm_rounds - first))
-            state = jit_block(placed, state, rounds, np.bool_(True))[0]
+            state = compiled["block"](placed, state, rounds, np.bool_(True))[0]
         return state
 
-    return Program(
-        init=start,
-        block=lambda state, rounds: jit_block(placed, state, np.int32(rounds), np.bool_(False)),
-        capacity=capacity,
-        mesh=mesh,
-    )
+    def train(state: LearnerState, rounds: int) -> Any:
+        return compiled.get("block", jit_block)(placed, state, np.int32(rounds), np.bool_(False))
+
+    return Program(init=start, block=train, capacity=capacity, mesh=mesh)
+
+
+def _placed_shapes(mesh: Mesh, spec: LearnerState, shapes: LearnerState) -> LearnerState:
+    """Shapes and types of a state, and where its parts lie."""
+
+    def place(part: Any, shapes: PyTree) -> PyTree:
+        sharding = NamedSharding(mesh, part)
+        return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes)
+
+    return LearnerState(place(spec.agent, shapes.agent), place(spec.workers, shapes.workers))

@@ -1,0 +1,91 @@
+"""Whether an optimisation changed what is learned: the same seeds before and after, curve beside curve.
+
+    python benchmarks/same_learning.py brax/hopper compute_dtype=float32 compute_dtype=auto --steps 1e7 --out D
+
+Each variant is a set of config fields, joined by ":". Prints the mean episode return over the last tenth of training
+with a 95 % interval over seeds, and the difference to the first variant with its own (Welch); curves.csv holds all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from nextpolicy import presets
+from nextpolicy.run.training import make_job
+
+POINTS = 50  # of each curve that is kept
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("env")
+    parser.add_argument("variants", nargs="+", help="FIELD=VALUE[:FIELD=VALUE...]")
+    parser.add_argument("--algo", default="ppo")
+    parser.add_argument("--seeds", type=int, default=12)
+    parser.add_argument("--steps", type=float, default=1e7)
+    parser.add_argument("--out", required=True, help="folder for curves-ENV.csv; must exist")
+    options = parser.parse_args()
+    curves = {v: train(options, dict(pair.split("=", 1) for pair in v.split(":"))) for v in options.variants}
+    report(options.env, curves)
+    save(Path(options.out) / f"curves-{options.env.replace('/', '-')}.csv", curves)
+
+
+def train(options: argparse.Namespace, fields: dict[str, str]) -> np.ndarray:
+    """Mean episode return of the finished episodes of each round [seeds, rounds], NaN where none finished."""
+    started = time.perf_counter()
+    config = presets.build(
+        options.env, algo=options.algo, seeds=options.seeds, total_env_steps=int(options.steps), **fields
+    )
+    job = make_job(config)
+    program = job.program()
+    state, rows, left = program.init(job.seeds), [], config.num_rounds
+    while left:
+        now = min(left, program.capacity)
+        state, metrics, _ = program.block(state, now)
+        rows.append(np.asarray(jax.device_get(metrics["episode_return"]))[:, :now])
+        left -= now
+    print(f"{options.env} {fields}: {config.num_rounds} rounds, {time.perf_counter() - started:.0f} s", flush=True)
+    return np.concatenate(rows, axis=1)
+
+
+def final(curve: np.ndarray) -> np.ndarray:
+    """Each seed's mean over the last tenth of training [seeds]."""
+    return np.nanmean(curve[:, -max(1, curve.shape[1] // 10) :], axis=1)
+
+
+def report(env: str, curves: dict[str, np.ndarray]) -> None:
+    first = final(next(iter(curves.values())))
+    for name, curve in curves.items():
+        score = final(curve)
+        error = score.std(ddof=1) / math.sqrt(len(score))
+        both = math.hypot(error, first.std(ddof=1) / math.sqrt(len(first)))
+        print(
+            f"{env} {name:<40} {score.mean():9.2f} +- {1.96 * error:.2f}   "
+            f"difference {score.mean() - first.mean():+9.2f} +- {1.96 * both:.2f}",
+            flush=True,
+        )
+
+
+def save(path: Path, curves: dict[str, np.ndarray]) -> None:
+    with path.open("x", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["variant", "seed", "progress", "episode_return"])
+        for name, curve in curves.items():
+            edges = np.linspace(0, curve.shape[1], POINTS + 1).astype(int)
+            for seed, row in enumerate(curve):
+                for low, high in pairwise(edges):
+                    part = row[low:high]
+                    mean = np.nanmean(part) if np.isfinite(part).any() else math.nan
+                    writer.writerow([name, seed, f"{high / curve.shape[1]:.2f}", f"{mean:.6g}"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""A small MLP as one GPU kernel forward and one backward, in bfloat16 with float32 sums.
+
+XLA runs each layer as a matmul, then reads its result again for the bias and the activation, forward and backward: for
+layers of 256 that traffic costs more than the arithmetic. Here a block of samples stays on the chip through all layers.
+The forward kernel writes only what the backward pass reads, the backward kernel the gradients before each activation
+and the sums that are the biases' gradients. The gradients of the weights are matmuls, and left to XLA.
+
+    h_0 = x,  z_l = h_{l-1} W_l + b_l,  h_l = act(z_l) for l < L,  out = z_L
+
+Shapes: x [B, D], W_l [H_{l-1}, H_l], b_l [H_l]; B samples. `jax.vmap` adds a population axis to the kernels' grid.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from nextpolicy.types import Array
+
+Layers = list[tuple[Array, Array]]  # (W_l, b_l), l = 1..L
+
+ACTIVATIONS = ("tanh", "relu")
+WIDTHS = (16, 32, 64, 128, 256)  # powers of two: what Triton's blocks take, and what fits on the chip
+ROWS, COLUMNS, WARPS = 64, 128, 4  # samples per block, columns per matmul, warps: the best of eighteen on an H200
+
+
+def supported(hidden: tuple[int, ...], activation: str, layer_norm: bool) -> bool:
+    """Whether a network of these hidden layers has a fused form on the GPU that is here."""
+    fits = activation in ACTIVATIONS and not layer_norm and bool(hidden) and all(w in WIDTHS for w in hidden)
+    return fits and _tensor_cores()
+
+
+def _tensor_cores() -> bool:
+    """Whether the device is an NVIDIA GPU that multiplies in bfloat16."""
+    device = jax.devices()[0]
+    if device.platform != "gpu" or "cuda" not in str(device.client.platform_version).lower():
+        return False
+    return float(getattr(device, "compute_capability", 0)) >= 8.0
+
+
+def mlp(layers: Layers, x: Array, activation: str, interpret: bool = False) -> Array:
+    """float32 outputs [..., A] of the network `layers` on inputs [..., D].
+
+    With `interpret` the kernels run as plain JAX, on any device and slowly: for tests.
+    """
+    lead, actions = x.shape[:-1], layers[-1][0].shape[-1]
+    rows = x.reshape(-1, x.shape[-1]).astype(jnp.bfloat16)
+    samples = rows.shape[0]
+    rows = _pad(rows, (-samples % ROWS, _excess(x.shape[-1])))
+    padded = list(layers)
+    padded[0] = (_pad(padded[0][0], (_excess(x.shape[-1]), 0)), padded[0][1])
+    padded[-1] = (_pad(padded[-1][0], (0, _excess(actions))), _pad(padded[-1][1], (_excess(actions),)))
+    return _apply((activation, interpret), padded, rows)[:samples, :actions].reshape(*lead, actions)
+
+
+def _pad(x: Array, after: tuple[int, ...]) -> Array:
+    return jnp.pad(x, [(0, n) for n in after]) if any(after) else x
+
+
+def _excess(width: int) -> int:
+    """Columns to add to an input or an output so that it can be cut into chunks: to 16, 32 or a number of 64s."""
+    return -width % next((w for w in WIDTHS[:2] if w >= width), 64)
+
+
+def _chunks(width: int) -> list[Any]:
+    """A layer's columns, as many at a time as one matmul takes."""
+    size = next(w for w in reversed(WIDTHS) if w <= COLUMNS and width % w == 0)
+    return [pl.ds(first, size) for first in range(0, width, size)]
+
+
+Static = tuple[str, bool]  # activation, interpret
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _apply(static: Static, layers: Layers, x: Array) -> Array:
+    return _forward(static, _narrow(layers), x, keep=False)[0]
+
+
+def _apply_and_keep(static: Static, layers: Layers, x: Array) -> tuple[Array, tuple[Layers, list[Array]]]:
+    narrow = _narrow(layers)
+    out, *hidden = _forward(static, narrow, x, keep=True)
+    return out, (narrow, [x, *hidden])
+
+
+def _gradients(static: Static, kept: tuple[Layers, list[Array]], d_out: Array) -> tuple[Layers, Array]:
+    layers, inputs = kept
+    d_z, sums = _backward(static, layers, inputs[1:], d_out)
+    product = partial(jnp.matmul, preferred_element_type=jnp.float32)
+    d_weights = [product(h.T, d) for h, d in zip(inputs, [*d_z, d_out.astype(jnp.bfloat16)], strict=True)]
+    d_x = product(d_z[0], layers[0][0].T).astype(inputs[0].dtype)  # where nobody asks for it, it costs nothing
+    return list(zip(d_weights, (jnp.sum(s, axis=(0, 1)) for s in sums), strict=True)), d_x
+
+
+_apply.defvjp(_apply_and_keep, _gradients)
+
+
+def _narrow(layers: Layers) -> Layers:
+    return [(w.astype(jnp.bfloat16), b) for w, b in layers]
+
+
+def _forward(static: Static, layers: Layers, x: Array, keep: bool) -> list[Array]:
+    """[out, h_1, ..., h_{L-1}], or [out] alone."""
+    outputs = [jax.ShapeDtypeStruct((x.shape[0], layers[-1][0].shape[1]), jnp.float32)]
+    if keep:
+        outputs += [jax.ShapeDtypeStruct((x.shape[0], w.shape[1]), jnp.bfloat16) for w, _ in layers[:-1]]
+    kernel = partial(_forward_kernel, static, len(layers))
+    return _call(static, "mlp_forward", kernel, [x], [a for layer in layers for a in layer], outputs)
+
+
+def _forward_kernel(static: Static, depth: int, x_ref: Any, *refs: Any) -> None:
+    parameters, (out_ref, *hidden_refs) = refs[: 2 * depth], refs[2 * depth :]
+    inputs = [(at, x_ref[:, at]) for at in _chunks(x_ref.shape[1])]
+    for layer in range(depth):
+        w_ref, b_ref = parameters[2 * layer : 2 * layer + 2]
+        outputs = []
+        for to in _chunks(w_ref.shape[1]):
+            z = sum(triton.dot(h, w_ref[at, to]) for at, h in inputs) + b_ref[to][None]
+            if layer == depth - 1:
+                out_ref[:, to] = z
+                continue
+            h = _activate(static, z).astype(jnp.bfloat16)
+            outputs.append((to, h))
+            if hidden_refs:
+                hidden_refs[layer][:, to] = h
+        inputs = outputs
+
+
+def _activate(static: Static, z: Array) -> Array:
+    activation, interpret = static
+    if activation == "relu":
+        return jnp.maximum(z, 0.0)
+    # One instruction, right to 11 bits; the result is kept with 8. The full tanh would cost as much as the matmuls.
+    return jnp.tanh(z) if interpret else triton.approx_tanh(z)
+
+
+def _backward(static: Static, layers: Layers, hidden: list[Array], d_out: Array) -> tuple[list[Array], list[Array]]:
+    """[dz_1, ..., dz_{L-1}], and of these and of d_out the sums over each block of samples [blocks, 1, H_l]."""
+    outputs = [jax.ShapeDtypeStruct(h.shape, jnp.bfloat16) for h in hidden]
+    blocks = d_out.shape[0] // ROWS
+    outputs += [jax.ShapeDtypeStruct((blocks, 1, h.shape[1]), jnp.float32) for h in [*hidden, d_out]]
+    kernel = partial(_backward_kernel, static, len(hidden))
+    results = _call(static, "mlp_backward", kernel, [d_out, *hidden], [w for w, _ in layers[1:]], outputs)
+    return results[: len(hidden)], results[len(hidden) :]
+
+
+def _backward_kernel(static: Static, depth: int, d_out_ref: Any, *refs: Any) -> None:
+    hidden_refs, weight_refs, d_z_refs = (refs[i * depth : (i + 1) * depth] for i in range(3))
+    sum_refs = refs[3 * depth :]
+    gradients = []
+    for at in _chunks(d_out_ref.shape[1]):
+        d_out = d_out_ref[:, at]
+        sum_refs[depth][0, 0, at] = jnp.sum(d_out, axis=0)
+        gradients.append((at, d_out.astype(jnp.bfloat16)))
+    for layer in reversed(range(depth)):
+        outputs = []
+        for to in _chunks(hidden_refs[layer].shape[1]):
+            d_h = sum(triton.dot(d, weight_refs[layer][to, at], trans_b=True) for at, d in gradients)
+            h = hidden_refs[layer][:, to].astype(jnp.float32)
+            d_z = d_h * (1.0 - h * h) if static[0] == "tanh" else jnp.where(h > 0.0, d_h, 0.0)
+            sum_refs[layer][0, 0, to] = jnp.sum(d_z, axis=0)
+            d_z_refs[layer][:, to] = d_z.astype(jnp.bfloat16)
+            outputs.append((to, d_z.astype(jnp.bfloat16)))
+        gradients = outputs
+
+
+def _call(
+    static: Static, name: str, kernel: Any, blocked: list[Array], whole: list[Array], outputs: list[Any]
+) -> list[Array]:
+    """Run `kernel` once for each block of rows of `blocked`, with all of `whole`.
+
+    Outputs [B, H] are blocked alike; of outputs [blocks, 1, H] each block of samples gives one row.
+    """
+    by_rows = lambda a: pl.BlockSpec((ROWS, a.shape[1]), lambda i: (i, 0))  # noqa: E731
+    one_each = lambda a: pl.BlockSpec((1, 1, a.shape[2]), lambda i: (i, 0, 0))  # noqa: E731
+    all_of = lambda a: pl.BlockSpec(a.shape, lambda i: (0,) * a.ndim)  # noqa: E731
+    return pl.pallas_call(
+        kernel,
+        grid=(blocked[0].shape[0] // ROWS,),
+        in_specs=[*map(by_rows, blocked), *map(all_of, whole)],
+        out_specs=[by_rows(o) if len(o.shape) == 2 else one_each(o) for o in outputs],
+        out_shape=outputs,
+        compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=2),
+        interpret=static[1],
+        name=name,
+    )(*blocked, *whole)
