@@ -36,11 +36,20 @@ def browser(request):
     opened.close()
 
 
-@pytest.fixture
-def window():
+@pytest.fixture(scope="module")
+def shared_window():
     opened = Browser()
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def window(shared_window):
+    """The one window of these tests, on an empty page and with nothing said or asked for yet."""
+    shared_window.open("about:blank")
+    shared_window.hover(0, 0)
+    shared_window.console(), shared_window.requests()
+    return shared_window
 
 
 def test_it_opens_quietly_fits_and_looks_right(browser, page, request):
@@ -58,6 +67,14 @@ def test_it_opens_quietly_fits_and_looks_right(browser, page, request):
     assert (light_level < 60) == dark
     assert browser.run("return document.querySelectorAll('.summary p').length") == 3
     assert "rewards were not finite" in browser.run("return document.getElementById('environments').textContent")
+    lost = browser.run(
+        "return [...document.querySelectorAll('#environments td.lost')].map(e => [e.textContent, e.title])"
+    )
+    assert lost == [["0 of 3", "all 3 seeds and PPO's 3 seeds failed: rewards were not finite"]] * 2
+    # Numbers stand beside the bars, on the page.
+    inside = "return [...document.querySelectorAll('.value')].every(e => e.getBoundingClientRect().right <= innerWidth)"
+    assert browser.run(inside)
+    assert browser.run("return document.querySelectorAll('#gate path.dots').length") > 0
 
 
 def column(browser, index):
@@ -148,16 +165,27 @@ def test_thirty_six_members_on_twelve_environments_load_within_two_seconds(windo
     assert last == 2440, "curves are thinned, not cut"
 
 
-def test_watching_renews_the_page(window, tmp_path):
+def test_watching_renews_the_page_and_keeps_its_switches(window, tmp_path, monkeypatch):
     run = write_run(tmp_path / "run", "brax/ant", columns=lively(0), state="running")
+    monkeypatch.setattr(watch, "REST", 0)
     serving = watch.server([str(run)], "now", 0, allow_mixed=False)
     thread = threading.Thread(target=serving.serve_forever)
     thread.start()
     try:
         window.open(f"http://127.0.0.1:{serving.server_port}/")
         assert "0 finished" in window.run("return document.querySelector('.summary').textContent")
+        assert window.run("return document.querySelector('.live').textContent") == "live"
+        window.click("button[data-variant='2']")
+        window.click("#members")
+        window.click("#environments th button", 1)
+        window.run("document.querySelector('details').open = true")
         (run / "status.json").write_text('{"state": "finished"}')
         window.wait("return document.querySelector('.summary')?.textContent.includes('1 finished')", 20)
+        pressed = "return [...document.querySelectorAll('.controls button')].map(b => b.ariaPressed)"
+        assert window.run(pressed) == ["true", "true", "false", "false"]
+        assert window.run("return document.querySelector('tr[data-of=\"2\"]').hidden")
+        assert window.run("return document.querySelector('#environments th[aria-sort]').cellIndex") == 1
+        assert window.run("return document.querySelector('details').open")
         assert window.console() == []
     finally:
         window.open("about:blank")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import socket
+import struct
 import threading
 import urllib.error
 import urllib.request
@@ -12,7 +15,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nextpolicy.report import curves, watch
+from nextpolicy.report import curves, files, watch
+from nextpolicy.report.comparable import load_all
+from nextpolicy.report.tables import compare
 from nextpolicy.run import cli
 
 from .synthetic import lively, write_run
@@ -126,18 +131,122 @@ def test_the_same_seed_twice_is_refused_unless_asked_for(tmp_path, run, capsys):
     assert "ant (run)" in page
 
 
+def environments(*paths: Path, allow_mixed: bool = False) -> dict[str, int]:
+    """Seeds of sv-static on each line of the table."""
+    table = compare(load_all(paths, allow_mixed=allow_mixed)).environments["brax", "sv-static"]
+    return dict(zip(table["env"], table["seeds"], strict=True))
+
+
+def test_two_suites_of_the_same_folders_stand_on_lines_of_their_own(tmp_path):
+    for suite in ("a", "b"):
+        write_run(tmp_path / suite / "brax-ant", "brax/ant", seeds=2)
+    apart = environments(tmp_path / "a", tmp_path / "b", allow_mixed=True)
+    assert apart == {"brax/ant (a/brax-ant)": 2, "brax/ant (b/brax-ant)": 2}
+
+
+def test_seeds_of_two_settings_are_not_one_sample_even_if_mixing_is_allowed(tmp_path, capsys):
+    write_run(tmp_path / "a", "brax/ant", seeds=2)
+    write_run(tmp_path / "b", "brax/ant", seeds=(2, 3, 4), gamma=0.9)
+    assert environments(tmp_path, allow_mixed=True) == {"brax/ant (a)": 2, "brax/ant (b)": 3}
+    assert report(tmp_path, "--out", tmp_path / "r.html", "--allow-mixed", "--page-only") == 0
+    assert "mixed: runs are not alike in gamma" in capsys.readouterr().out
+    assert "Mixed settings: these runs are not alike in gamma;" in (tmp_path / "r.html").read_text()
+
+
+def test_variants_of_two_settings_are_compared_if_mixing_is_allowed(tmp_path):
+    write_run(tmp_path / "a", "brax/ant", algo=("ppo",))
+    write_run(tmp_path / "b", "brax/ant", algo=("sv-static",), gamma=0.9)
+    table = compare(load_all([tmp_path], allow_mixed=True)).environments["brax", "sv-static"]
+    assert table["score_pct_of_ppo"].tolist() == [100.0]
+
+
+def test_the_same_run_given_twice_is_one_run(tmp_path, run, capsys):
+    (tmp_path / "link").symlink_to(run)
+    assert report(run, tmp_path, tmp_path / "link", "--out", tmp_path / "r.html", "--page-only") == 0
+    assert "1 run)" in capsys.readouterr().out
+
+
 def test_seeds_in_two_folders_are_one_environment(tmp_path):
     write_run(tmp_path / "a", "brax/ant", seeds=2)
     write_run(tmp_path / "b", "brax/ant", seeds=(2, 3, 4))
-    assert report(tmp_path, "--out", tmp_path / "r.html") == 0
-    table = pd.read_csv(tmp_path / "r-files" / "brax-sv-static.csv")
-    assert table["seeds"].tolist() == [5]
+    assert environments(tmp_path) == {"brax/ant": 5}
 
 
-@pytest.mark.parametrize(("out", "words"), [("r.pdf", "ends in .html"), ("no/where/r.html", "is not a folder")])
+def change_part(run: Path, change, which: int = 1) -> None:
+    part = sorted((run / "metrics").iterdir())[which]
+    change(pd.read_parquet(part)).to_parquet(part, index=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda f: f.assign(round=f["round"] - 10),
+            "part-00000010-00000019.parquet has other rounds than its name says",
+        ),
+        (lambda f: pd.concat([f, f.head(1)]), "its metrics have a round of a member twice"),
+        (lambda f: f.assign(seed=f["seed"] + 5), "have member 0 as ppo, seed 5; config.json names another"),
+        (lambda f: f.assign(variant="mine"), "have member 0 as mine, seed 0; config.json names another"),
+        (lambda f: f.assign(member=f["member"] + 99), "have member 99 as ppo, seed 0; config.json names another"),
+        (lambda f: f.assign(entropy="high"), "its metrics have in entropy what is not a number"),
+    ],
+)
+def test_metrics_that_cannot_be_of_this_run(run, capsys, change, words):
+    change_part(run, change)
+    assert report(run, "--out", run.parent / "r.html") == 2
+    assert words in complaint(capsys)
+
+
+def test_parts_that_overlap(run, capsys):
+    _, second = sorted((run / "metrics").iterdir())
+    pd.read_parquet(second).query("round >= 15").to_parquet(second.with_name("part-00000015-00000019.parquet"))
+    assert report(run, "--out", run.parent / "r.html") == 2
+    assert "part-00000015-00000019.parquet has rounds that another part has" in complaint(capsys)
+
+
+@pytest.mark.parametrize("about", [[1], "x", {"versions": [1]}])
+def test_facts_that_are_no_table(run, capsys, about):
+    change_config(run, about=about)
+    assert report(run, "--out", run.parent / "r.html") == 2
+    assert "config.json has an `about` that is no table of facts" in complaint(capsys)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("status.json", "[]"), ("status.json", "{"), ("evaluation.json", '{"a": 1}')]
+)
+def test_little_files_that_cannot_be_read(run, capsys, name, content):
+    (run / name).write_text(content)
+    assert report(run, "--out", run.parent / "r.html") == 2
+    assert name in complaint(capsys)
+
+
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        ("r.pdf", "ends in .html"),
+        ("no/where/r.html", "is not a folder"),
+        ("folder.html", "folder.html is a folder, takes a file"),
+    ],
+)
 def test_a_wrong_out(run, capsys, out, words):
+    (run.parent / "folder.html").mkdir()
     assert report(run, "--out", run.parent / out) == 2
     assert words in complaint(capsys)
+
+
+def test_files_cannot_go_into_a_file(run, capsys):
+    (run.parent / "taken").write_text("mine")
+    for inside in ("taken", "taken/deep"):
+        assert report(run, "--out", run.parent / "r.html", "--files", run.parent / inside) == 2
+        assert "is a file or in one, takes a folder" in complaint(capsys)
+    assert not (run.parent / "r.html").exists()
+
+
+def test_what_cannot_be_written_is_said_and_leaves_nothing(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match=r"folder cannot be written \(Is a directory\)"):
+        files.write(tmp_path / "folder", "x")
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
 
 
 def test_a_run_that_has_just_begun_is_shown(tmp_path):
@@ -171,6 +280,7 @@ def test_thinning_keeps_ends_and_extremes():
     assert thin_y[thin_x == 4321] == -99.0
     np.testing.assert_array_equal(thin_y, y[thin_x])
     assert curves.thin(x, np.ones(5000), 200)[0].tolist() == [0, 4999]
+    assert len(curves.thin(x, np.ones(5000), 200, line=False)[0]) == 101  # points that stand alone: one of each bucket
     assert len(curves.thin(x[:150], y[:150], 200)[0]) == 149  # all but the NaN
 
 
@@ -179,27 +289,87 @@ def get(url: str) -> str:
         return answer.read().decode()
 
 
-def test_watching_serves_the_page_of_now_on_this_machine_only(run):
-    serving = watch.server([str(run)], "now", 0, allow_mixed=False)
-    assert serving.server_address[0] == "127.0.0.1"
-    thread = threading.Thread(target=serving.serve_forever)
+@pytest.fixture
+def serving(run, monkeypatch):
+    monkeypatch.setattr(watch, "REST", 0)
+    server = watch.server([str(run)], "now", 0, allow_mixed=False)
+    thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    try:
-        base = f"http://127.0.0.1:{serving.server_port}"
-        version = get(f"{base}/version")
-        assert f'"watch":"{version}"' in get(f"{base}/")
-        (run / "status.json").write_text('{"state": "failed", "reason": "the cat"}')
-        assert get(f"{base}/version") != version
-        assert "the cat" in get(f"{base}/")
-        part = sorted((run / "metrics").iterdir())[0]
-        part.write_bytes(b"PAR1")  # caught half-way: the page there was stays
-        assert "the cat" in get(f"{base}/")
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            get(f"{base}/etc/passwd")
-    finally:
-        serving.shutdown()
-        thread.join()
-        serving.server_close()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_watching_serves_the_page_of_now_on_this_machine_only(run, serving):
+    assert serving.server_address[0] == "127.0.0.1"
+    base = f"http://127.0.0.1:{serving.server_port}"
+    version = get(f"{base}/version")
+    assert f'"watch":"{version}"' in get(f"{base}/")
+    (run / "status.json").write_text('{"state": "failed", "reason": "the cat"}')
+    assert get(f"{base}/version") != version
+    assert "the cat" in get(f"{base}/?again")
+    part = sorted((run / "metrics").iterdir())[0]
+    part.write_bytes(b"PAR1")  # caught half-way: the page there was stays
+    assert "the cat" in get(f"{base}/")
+
+
+def raw(port: int, request: bytes) -> bytes:
+    """The answer to a request as it stands: a client would tidy its path first."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(request)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_watching_gives_nothing_but_the_page(serving):
+    for path in ("/etc/passwd", "/../../etc/passwd", "//etc/passwd", "/%2e%2e/config.json", "/config.json", "*"):
+        answer = raw(serving.server_port, f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        assert answer.startswith(b"HTTP/1.0 404"), path
+        assert answer.endswith(b"\r\n\r\nnot here"), path
+
+
+def test_watching_answers_under_the_names_of_this_machine_only(serving):
+    ask = lambda host: raw(serving.server_port, f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())  # noqa: E731
+    assert ask("localhost:1").startswith(b"HTTP/1.0 200")
+    assert ask("elsewhere.example").startswith(b"HTTP/1.0 403")
+    assert b"brax" not in ask("elsewhere.example")
+
+
+def test_a_window_that_closes_early_is_no_error(serving, capsys):
+    for _ in range(3):
+        connection = socket.create_connection(("127.0.0.1", serving.server_port))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        connection.close()  # with a reset
+    assert "<html" in get(f"http://127.0.0.1:{serving.server_port}/")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_that_vanishes_while_watched_is_said(run, serving):
+    shutil.rmtree(run)
+    with pytest.raises(urllib.error.HTTPError, match="503"):
+        get(f"http://127.0.0.1:{serving.server_port}/version")
+    assert "<html" in get(f"http://127.0.0.1:{serving.server_port}/")  # the last page there was
+
+
+def test_pages_are_not_made_faster_than_the_machine_can_bear(run, monkeypatch):
+    source = watch.Source([str(run)], "now", allow_mixed=False)
+    now = [100.0]
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
+    made = []
+
+    def page(*arguments, watch):
+        made.append(watch)
+        now[0] += 2.0  # seconds that it takes
+        return f"page {len(made)}"
+
+    monkeypatch.setattr(watch.html, "page", page)
+    assert source.page() == "page 1"
+    (run / "status.json").write_text('{"state": "failed"}')
+    now[0] += 2.0 * watch.REST - 0.1
+    assert (source.page(), source.version()) == ("page 1", made[0])
+    now[0] += 0.2
+    assert source.page() == "page 2"
 
 
 def test_watching_an_empty_folder_or_a_taken_port(tmp_path, run, capsys):

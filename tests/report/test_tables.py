@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
 
-from nextpolicy.report import aggregate, tables, text
+from nextpolicy.report import aggregate, formats, tables, text
 from nextpolicy.report.aggregate import AggregateRow
-from nextpolicy.report.runs import STATISTICS, load_all, member_table
+from nextpolicy.report.comparable import load_all
+from nextpolicy.report.members import STATISTICS, member_table
+from nextpolicy.run.suite import SUITES
 
 from .synthetic import write_run
 
@@ -185,7 +189,7 @@ def test_a_missing_seed_and_a_failed_environment_are_shown(tmp_path, members):
     assert table.loc["brax/ant", "note"] == "seed 2 missing: its metrics are not in the folder"
     assert table.loc["brax/ant", "score_pct_of_ppo"] == 100.0
     assert table.loc["brax/pusher", ["seeds", "seeds_planned"]].tolist() == [0, 3]
-    assert table.loc["brax/pusher", "note"] == "seeds all 3 and PPO's seeds all 3 failed: rewards were not finite"
+    assert table.loc["brax/pusher", "note"] == "all 3 seeds and PPO's 3 seeds failed: rewards were not finite"
     assert "no episode ended in the last 10 %" in table.loc["brax/hopper", "note"]
     (row,) = (
         tables.aggregate_table({("brax", "sv-dynamic"): table.reset_index()})
@@ -193,7 +197,7 @@ def test_a_missing_seed_and_a_failed_environment_are_shown(tmp_path, members):
         .to_dict("records")
     )
     assert (row["environments"], row["environments_planned"]) == (1, 3)
-    shown = text.markdown(table.reset_index(), text.environment_columns(table.reset_index()))
+    shown = formats.markdown(table.reset_index(), text.environment_columns(table.reset_index()))
     assert "| 2 of 3; PPO 3 |" in shown
     assert "rewards were not finite" in shown
 
@@ -228,6 +232,12 @@ def test_one_seed_has_no_interval(tmp_path):
         (0, "0"),
         (np.nan, "–"),
         (1.5e9, "1.50e+09"),
+        (0.9997, "1.00"),
+        (-999.7, "-1000"),
+        (12345.6, "12346"),
+        (0.00001, "1.00e-05"),
+        (np.inf, "–"),
+        (None, "–"),
     ],
 )
 def test_numbers_as_shown(value, shown):
@@ -237,16 +247,111 @@ def test_numbers_as_shown(value, shown):
 def test_markdown_latex_and_summary(members):
     by_key, totals = tables.all_tables(members)
     table = by_key["brax", "sv-dynamic"]
-    shown = text.markdown(table, text.environment_columns(table))
+    shown = formats.markdown(table, text.environment_columns(table))
     assert "| brax/ant | 3 | 150.0 ± 30.0 [" in shown
     assert shown.count("\n") == 2 + 3
-    tex = text.latex(table, text.environment_columns(table), "50 % of brax_x")
-    for word in (r"\toprule", r"\midrule", r"\bottomrule", r"50 \% of brax\_x", r"150.0 $\pm$ 30.0"):
+    tex = formats.latex(table, text.environment_columns(table), "50 % of brax_x")
+    for word in (
+        r"\toprule",
+        r"\midrule",
+        r"\bottomrule",
+        r"50 \% of brax\_x",
+        r"{150.0 $\pm$ 30.0*} \\ {\scriptsize [",
+    ):
         assert word in tex
-    assert tex.count(r"\\") == 1 + 3
-    lines = text.summary(members, by_key, totals)
+    body = tex.partition(r"\midrule")[2].partition(r"\bottomrule")[0].strip().splitlines()
+    assert [line.split(" & ")[:2] for line in body] == [[f"brax/{env}", "3"] for env in ("ant", "reacher", "fast")]
+    assert all(line.endswith(r" \\[2pt]") for line in body)
+    lines = text.summary(["finished"] * 3, members, by_key, totals)
     assert lines[0] == "3 runs with 27 members on 3 environments: 3 finished, 0 members without a score."
     assert "sv-dynamic has a median of 150.0 [" in lines[1]
-    assert "significantly better on 2 and worse on 0" in lines[1]
+    assert "significantly better on 2 and worse on 0 of 3 environments" in lines[1]
     assert "sv-dynamic updated its target in 50.0 % of rounds, each time by 2.00 × the KL" in lines[2]
     assert len(lines) == 3
+
+
+def test_what_documents_would_misread_is_escaped(tmp_path):
+    write_run(tmp_path / "a", "brax/ant", state="failed", reason="a|b <c>\n50 % of $x_1 {y} ~^\\ -3")
+    table = tables.environment_table(member_table(load_all([tmp_path])), "sv-static")
+    columns = text.environment_columns(table)
+    (line,) = formats.markdown(table, columns).splitlines()[2:]
+    assert "a\\|b &lt;c> 50 % of $x_1" in line
+    note = formats.latex(table, columns, "x").splitlines()[-2]
+    for word in (
+        "a$|$b $<$c$>$ 50",
+        r"\% of \$x\_1 \{y\}",
+        r"\textasciitilde{}\textasciicircum{}\textbackslash{} $-$3",
+    ):
+        assert word in note
+
+
+def test_a_mean_of_zero_has_scores_but_no_percentage_and_says_so(tmp_path):
+    zero = {"episode_return": lambda algo, seed, k: np.full(len(k), 0.0 if algo == "ppo" else 3.0)}
+    write_run(tmp_path / "a", "brax/ant", columns=zero)
+    (row,) = tables.environment_table(member_table(load_all([tmp_path])), "sv-static").to_dict("records")
+    assert (row["score"], row["ppo_score"], row["seeds"]) == (3.0, 0.0, 3)
+    assert np.isnan(row["score_pct_of_ppo"])
+    assert row["note"] == "PPO's mean score is 0, which has no percentage"
+
+
+def test_returns_that_are_not_finite_are_no_score(tmp_path):
+    odd = {"episode_return": lambda algo, seed, k: np.where((seed == 1) & (k == 19), np.inf, 4.0)}
+    write_run(tmp_path / "a", "brax/ant", columns=odd)
+    members = member_table(load_all([tmp_path]))
+    assert members[members["seed"] == 1]["reason"].unique() == "its returns were not finite"
+    (row,) = tables.environment_table(members, "sv-static").to_dict("records")
+    assert (row["seeds"], row["seeds_planned"], row["score_pct_of_ppo"]) == (2, 3, 100.0)
+    assert row["note"] == "seed 1 and PPO's seed 1 no score: its returns were not finite"
+
+
+def test_unfinished_runs_have_no_statistics_and_say_how_far_they_are(tmp_path):
+    write_run(tmp_path / "a", "brax/ant", rounds=20, state="running")
+    (tmp_path / "a" / "status.json").write_text('{"state": "running", "time": "2026-01-02T03:04:05+0000"}')
+    members = member_table(load_all([tmp_path]))
+    assert members[list(STATISTICS)].isna().all(axis=None)
+    assert members["reason"].unique() == "20 of 20 rounds done, last sign 2026-01-02 03:04"
+    write_run(tmp_path / "b", "brax/hopper", rounds=20, state="stopped")
+    assert member_table(load_all([tmp_path / "b"]))["reason"].unique() == "20 of 20 rounds done"
+
+
+def test_the_target_policys_score_is_compared_where_it_was_measured(tmp_path):
+    run = write_run(tmp_path / "a", "brax/ant", seeds=2)
+    measured = [{"member": m, "mean": mean} for m, mean in enumerate([8.0, 12.0, 5.0, 5.0, 20.0, 30.0])]
+    (run / "evaluation.json").write_text(json.dumps(measured))
+    members = member_table(load_all([tmp_path]))
+    assert members["target_score"].tolist() == [8.0, 12.0, 5.0, 5.0, 20.0, 30.0]
+    (row,) = tables.environment_table(members, "sv-dynamic").to_dict("records")
+    assert row["target_score_pct_of_ppo"] == 250.0
+    assert 160 < row["target_score_pct_of_ppo_low"] < 250 < row["target_score_pct_of_ppo_high"] <= 375
+
+
+@pytest.mark.parametrize("suite", ["brax", "atari"])
+@pytest.mark.parametrize("variant", ["sv-static", "sv-dynamic"])
+def test_every_environment_of_the_papers_suites_has_the_papers_number(suite, variant):
+    envs = SUITES[suite].environments
+    table = tables.with_paper(pd.DataFrame({"env": envs, "score_pct_of_ppo": 100.0}), suite, variant)
+    assert table["paper_score_pct_of_ppo"].notna().all()
+    assert len(envs) == len(aggregate.paper_tables()[f"{suite}_{variant.removeprefix('sv-')}"])
+    odd = pd.DataFrame({"env": [f"{envs[0]}[x=1]", f"{envs[0]} (a/b)", "brax/nothing"], "score_pct_of_ppo": 100.0})
+    first, second, none = tables.with_paper(odd, suite, variant)["paper_score_pct_of_ppo"]
+    assert first == second == table["paper_score_pct_of_ppo"].iloc[0]
+    assert np.isnan(none)
+
+
+def test_the_summary_counts_runs_not_their_first_members(tmp_path):
+    write_run(tmp_path / "ant", "brax/ant", rounds=ROUNDS)
+    for part in (tmp_path / "ant" / "metrics").iterdir():
+        frame = pd.read_parquet(part)
+        frame[frame["member"] > 0].to_parquet(part, index=False)
+    compared = tables.compare(load_all([tmp_path]))
+    states = [run.state for run in compared.runs]
+    first, *_ = text.summary(states, compared.members, compared.environments, compared.totals)
+    assert first == "1 run with 9 members on 1 environment: 1 finished, 1 member without a score."
+
+
+def test_the_largest_suite_leads_and_its_best_four_variants():
+    rows = [("brax", f"v{i}", "ours", 3, 90.0 + i) for i in range(6)]
+    rows += [("brax", "v5", "paper", np.nan, 500.0), ("atari", "w", "ours", 2, 200.0), ("brax", "x", "ours", 3, np.nan)]
+    totals = pd.DataFrame(rows, columns=["suite", "variant", "source", "environments", "median_pct_ppo"])
+    assert [row["variant"] for row in text.headlines(totals)] == ["v5", "v4", "v3", "v2"]
+    assert text.headlines(pd.DataFrame()) == []

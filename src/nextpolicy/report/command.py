@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nextpolicy.report import html, text
+from nextpolicy.report import formats, html, text
+from nextpolicy.report.comparable import load_all
 from nextpolicy.report.files import write
-from nextpolicy.report.runs import ReportError, load_all
+from nextpolicy.report.runs import ReportError
 from nextpolicy.report.tables import Comparison, compare
 
 
@@ -36,11 +37,18 @@ def main(arguments: Sequence[str], make_parser: Callable[..., Any], parse: Calla
         raise ReportError(f"out: got {out}, takes a file name that ends in .html")
     if not out.parent.is_dir():
         raise ReportError(f"out: {out.parent} is not a folder")
+    if out.is_dir():
+        raise ReportError(f"out: {out} is a folder, takes a file")
+    folder = Path(options.files) if options.files else out.with_name(f"{out.stem}-files")
+    if not options.page_only and any(p.exists() and not p.is_dir() for p in (folder, *folder.parents)):
+        raise ReportError(f"files: {folder} is a file or in one, takes a folder")
     comparison = compare(load_all(options.paths, allow_mixed=options.allow_mixed))
     write(out, html.page(comparison, options.title))
-    print(f"page: {out} ({out.stat().st_size / 1e6:.1f} MB, {len(comparison.runs)} runs)")
+    count = len(comparison.runs)
+    print(f"page: {out} ({out.stat().st_size / 1e6:.2f} MB, {count} run{'s' * (count != 1)})")
+    if comparison.mixed:
+        print(f"mixed: runs are not alike in {', '.join(comparison.mixed)}")
     if not options.page_only:
-        folder = Path(options.files) if options.files else out.with_name(f"{out.stem}-files")
         print(f"tables and figures: {folder} ({write_files(comparison, folder)} files)")
 
 
@@ -49,19 +57,20 @@ def write_files(comparison: Comparison, folder: Path) -> int:
     from nextpolicy.report import figures
 
     folder.mkdir(parents=True, exist_ok=True)
-    runs, members, by_key, totals = comparison
+    runs, members, by_key, totals, _ = comparison
     before = {"members.csv": members.to_csv(index=False)}
     named = {
         f"{suite}-{variant}": (table, text.environment_columns(table)) for (suite, variant), table in by_key.items()
     }
     captions = {f"{s}-{v}": f"{v} on {text.SUITE_NAMES.get(s, s)}, in percent or multiples of PPO" for s, v in by_key}
     if len(totals):
-        named["aggregate"], captions["aggregate"] = (totals, text.aggregate_columns()), "All environments of a suite"
+        named["aggregate"] = totals, text.aggregate_columns(totals)
+        captions["aggregate"] = "All environments, in percent or multiples of PPO"
     for name, (table, columns) in named.items():
         stem = "".join(c if c.isalnum() or c in "-_.=" else "-" for c in name).strip("-")
         before[f"{stem}.csv"] = table.to_csv(index=False)
-        before[f"{stem}.md"] = text.markdown(table, columns)
-        before[f"{stem}.tex"] = text.latex(table, columns, captions[name])
+        before[f"{stem}.md"] = formats.markdown(table, columns)
+        before[f"{stem}.tex"] = formats.latex(table, columns, captions[name])
     for name, content in before.items():
         write(folder / name, content)
     return len(before) + figures.write_all(runs, members, by_key, folder)

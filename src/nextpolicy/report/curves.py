@@ -11,25 +11,26 @@ import pandas as pd
 
 from nextpolicy.report.runs import Run
 
-# What is drawn for each environment: name -> (points kept of each curve, axis label, logarithmic axis, line to draw)
+# What is drawn for each environment: name -> points kept of each curve, axis label, logarithmic axis, line to draw and
+# what it says, and whether points stand alone (what lies between two targets' ends is no value).
 PANELS: dict[str, dict[str, Any]] = {
-    "return": {"points": 200, "label": "return", "log": False, "line": None},
-    "diff": {"points": 160, "label": "diff / threshold", "log": True, "line": 1},
-    "lifespan": {"points": 120, "label": "rounds a target lived", "log": False, "line": None},
-    "updates": {"points": 60, "label": "target updates so far", "log": False, "line": None},
+    "return": {"points": 200, "label": "return"},
+    "diff": {"points": 160, "label": "diff / threshold", "log": True, "line": 1, "line_label": "stable below"},
+    "lifespan": {"points": 120, "label": "rounds a target lived", "dots": True},
+    "updates": {"points": 60, "label": "target updates so far"},
 }
 
 
-def thin(x: np.ndarray, y: np.ndarray, points: int) -> tuple[np.ndarray, np.ndarray]:
+def thin(x: np.ndarray, y: np.ndarray, points: int, *, line: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """At most `points` of the points (x, y), the first, the last and each bucket's extremes among them, in order.
 
-    Points whose y is not finite are left out first. A curve that is constant needs only its ends.
+    Points whose y is not finite are left out first. A line that is constant needs only its ends.
     """
     finite = np.isfinite(y)
     x, y = x[finite], y[finite]
     if len(y) <= points:
         return x, y
-    if np.all(y == y[0]):
+    if line and np.all(y == y[0]):
         return x[[0, -1]], y[[0, -1]]
     edges = np.linspace(1, len(y) - 1, (points - 2) // 2 + 1).astype(int)
     keep = {0, len(y) - 1}
@@ -65,7 +66,7 @@ def series(runs: Sequence[Run], variants: Sequence[str], panel: str) -> list[dic
             if len(x):
                 whole.setdefault(member.variant, []).append(pd.Series(y, index=x))
                 ident = {"v": variants.index(member.variant), "m": int(index), "s": member.seed}
-                curves.append(ident | _numbers(*thin(x, y, points)))
+                curves.append(ident | _numbers(*thin(x, y, points, line=not PANELS[panel].get("dots"))))
     if panel != "lifespan":  # targets of different seeds end in different rounds: their mean would be of one seed each
         for variant, many in whole.items():
             mean = pd.concat(many, axis=1).mean(axis=1).sort_index()

@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from nextpolicy.report.bars import margin
 from nextpolicy.report.files import write
-from nextpolicy.report.html import margin
 from nextpolicy.report.runs import Run
 from nextpolicy.report.text import SUITE_NAMES
 
@@ -75,15 +75,29 @@ def bars(suite: str, tables: dict[str, pd.DataFrame], variants: Sequence[str]) -
         ]
         error = np.nan_to_num(np.abs(np.array(ends) - value))
         axes.barh(at, np.nan_to_num(value), height, color=_colour(variant, variants), label=variant)
-        axes.errorbar(np.nan_to_num(value), at, xerr=error, fmt="none", ecolor="black", elinewidth=0.8)
+        axes.errorbar(np.nan_to_num(value), at, xerr=error, fmt="none", ecolor="#1d2126", elinewidth=0.9)
+        for y, v in zip(at, value):
+            if math.isnan(v):
+                axes.annotate("no percentage", (0, y), (4, 0), textcoords="offset points", va="center", fontsize=6)
     axes.axvline(0, color="black", linewidth=1)
     _percent_scale(axes, "x", [v for t in tables.values() for v in t["score_pct_of_ppo"] - 100])
     names = [f"{env}\n{margin({v: r[env] for v, r in rows.items() if env in r})}" for env in envs]
     axes.set_yticks(range(len(envs)), names, fontsize=7)
-    axes.set_xlabel("score, percentage points above PPO's mean (95 % interval)")
-    axes.set_title(SUITE_NAMES.get(suite, suite))
-    axes.legend(fontsize=8, loc="lower right")
+    axes.tick_params(axis="x", labelsize=8)
+    axes.set_xlabel("score, percentage points above PPO's mean (95 % interval)", fontsize=8)
+    axes.set_title(SUITE_NAMES.get(suite, suite), fontsize=10)
+    axes.tick_params(axis="y", length=0)
+    figure.legend(loc="outside upper center", ncols=4, fontsize=8, frameon=False)
+    _plain(axes, "x")
     return figure
+
+
+def _plain(axes: Any, grid: str) -> None:
+    """Lines of a grid instead of a frame."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["bottom", "left"]].set_color("#999999")
+    axes.grid(axis=grid, color="#e4e4e4", linewidth=0.6)
+    axes.set_axisbelow(True)
 
 
 def _percent_scale(axes: Any, which: str, values: Sequence[float]) -> None:
@@ -100,7 +114,11 @@ def _percent_scale(axes: Any, which: str, values: Sequence[float]) -> None:
 def _finish(figure: Figure, axes: list[Any], label: str) -> Figure:
     """One legend for all panels, and what the axes mean."""
     entries = {text: handle for each in axes for handle, text in zip(*each.get_legend_handles_labels(), strict=True)}
-    figure.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=4, fontsize=8)
+    figure.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=4, fontsize=8, frameon=False)
+    for each in axes:
+        each.xaxis.set_major_locator(MaxNLocator(5))
+        each.xaxis.set_major_formatter(EngFormatter(sep=""))
+        _plain(each, "y")
     figure.supxlabel("environment steps", fontsize=8)
     figure.supylabel(label, fontsize=8)
     return figure
@@ -109,6 +127,18 @@ def _finish(figure: Figure, axes: list[Any], label: str) -> Figure:
 def _title(env: str, runs: Sequence[Run]) -> str:
     seeds = {len({m.seed for run in runs for m in run.members if m.variant == v}) for v in _variants(runs)}
     return f"{env} ({'–'.join(str(n) for n in sorted({min(seeds), max(seeds)}))} seeds)"
+
+
+def _frame(axes: Any, env: str, runs: Sequence[Run]) -> None:
+    """Title, all steps the run was told to make, and what is to be said where it has not come far."""
+    axes.set_title(_title(env, runs), fontsize=8)
+    axes.set_xlim(0, max(run.total_steps for run in runs))
+    odd = [f"{run.state}, {run.rounds_done} of {run.rounds} rounds" for run in runs if run.state != "finished"]
+    drawn = [line.get_ydata() for line in axes.lines if line.get_label() in _variants(runs)]
+    if not any(np.isfinite(values).any() for values in drawn):
+        axes.set_yticks([])
+    if odd:
+        axes.text(0.5, 0.94, odd[0], transform=axes.transAxes, ha="center", va="top", fontsize=7, color="#9a3412")
 
 
 def _variants(runs: Sequence[Run]) -> list[str]:
@@ -146,7 +176,9 @@ def _band(axes: Any, table: pd.DataFrame, colour: str, label: str, steps: int) -
     """Median and quartiles over seeds, smoothed over a fiftieth of the rounds, against environment steps."""
     if table.empty:
         return
-    smooth = table.rolling(max(1, len(table) // 50), min_periods=1).mean()
+    # Where no episode ended in a round, the line goes straight on to the next that has one.
+    whole = table.interpolate(method="index", limit_area="inside")
+    smooth = whole.rolling(max(1, len(table) // 50), min_periods=1).mean()
     smooth = smooth.iloc[:: max(1, len(table) // POINTS)]  # smoothed over more rounds than are left out
     low, middle, high = (smooth.quantile(q, axis=1) for q in (0.25, 0.5, 0.75))
     x = (smooth.index.to_numpy() + 1) * steps
@@ -168,7 +200,7 @@ def learning_curves(runs: Sequence[Run], variants: Sequence[str]) -> Figure | No
         for variant in variants:
             table = _wide(own, variant, lambda f: f["episode_return"])
             _band(each, table, _colour(variant, variants), variant, _steps(own))
-        each.set_title(_title(env, own), fontsize=8)
+        _frame(each, env, own)
     return _finish(figure, axes, "return: median and quartiles over seeds")
 
 
@@ -187,7 +219,7 @@ def diff_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | None:
             _band(each, _wide(own, variant, positive), _colour(variant, variants), variant, _steps(own))
         each.axhline(1, color="black", linestyle="--", linewidth=0.8)
         each.set_yscale("log")
-        each.set_title(_title(env, own), fontsize=8)
+        _frame(each, env, own)
     return _finish(figure, axes, "diff / threshold (stable below the line)")
 
 
@@ -200,7 +232,7 @@ def lifespan_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | No
     for each, (env, own) in zip(axes, grouped.items(), strict=True):
         right = each.twinx()
         right.tick_params(labelsize=7)
-        right.yaxis.set_major_locator(MaxNLocator(integer=True))
+        right.yaxis.set_major_locator(MaxNLocator(4, integer=True))
         for variant in (v for v in variants if not v.startswith("ppo")):
             colour = _colour(variant, variants)
             _band(each, _wide(own, variant, lambda f: f["episode_return"]), colour, variant, _steps(own))
@@ -209,7 +241,9 @@ def lifespan_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | No
                 lived = lived.iloc[:: max(1, len(lived) // POINTS)]
                 x = (lived.index.to_numpy() + 1) * _steps(own)
                 right.plot(x, lived.median(axis=1), ":", color=colour, linewidth=1)
-        each.set_title(_title(env, own), fontsize=8)
+        right.set_ylim(0, max(right.get_ylim()[1], 2))
+        right.spines[["top", "left", "bottom"]].set_visible(False)
+        _frame(each, env, own)
     return _finish(figure, axes, "return (solid); rounds a target lives (dotted, right)")
 
 
@@ -226,15 +260,17 @@ def scatter(suite: str, tables: dict[str, pd.DataFrame], variants: Sequence[str]
             joined.setdefault(env, []).append((point[0], point[1]))
     for env, points in joined.items():
         axes.plot(*zip(*points), color="#999999", linewidth=0.8, zorder=2)
-        axes.annotate(env.rpartition("/")[2], points[0], fontsize=6, xytext=(4, 3), textcoords="offset points")
+        axes.annotate(env.partition("/")[2] or env, points[0], fontsize=6, xytext=(4, 3), textcoords="offset points")
     axes.scatter([0], [0], marker="+", s=90, color="black", label="PPO", zorder=4)
     axes.axhline(0, color="#bbbbbb", linewidth=0.8)
     axes.axvline(0, color="#bbbbbb", linewidth=0.8)
     _percent_scale(axes, "y", [v for t in tables.values() for v in t["score_pct_of_ppo"] - 100])
     axes.margins(x=0.15)
-    axes.set_xlabel("log10 of KL(target before, after) in multiples of PPO's")
-    axes.set_ylabel("score, percentage points above PPO")
+    axes.tick_params(labelsize=8)
+    axes.set_xlabel("log10 of KL(target before, after) in multiples of PPO's", fontsize=8)
+    axes.set_ylabel("score, percentage points above PPO", fontsize=8)
     seeds = [int(n) for t in tables.values() for n in t.loc[t["score_pct_of_ppo"].notna(), "seeds"]]
-    axes.set_title(f"{SUITE_NAMES.get(suite, suite)} (at least {min(seeds, default=0)} seeds each)")
-    axes.legend(fontsize=8)
+    axes.set_title(f"{SUITE_NAMES.get(suite, suite)} (at least {min(seeds, default=0)} seeds each)", fontsize=10)
+    figure.legend(loc="outside upper center", ncols=4, fontsize=8, frameon=False)
+    _plain(axes, "both")
     return figure

@@ -13,12 +13,12 @@ from typing import Any
 import pandas as pd
 
 from nextpolicy._version import __version__
-from nextpolicy.report import curves, text
+from nextpolicy.report import bars, curves, text
+from nextpolicy.report.bars import name, swatch
 from nextpolicy.report.runs import Run
 from nextpolicy.report.tables import Comparison
 from nextpolicy.report.text import Column, number
 
-_COLOURS = 8
 _SECTIONS = (
     ("aggregate", "All environments"),
     ("bars", "Score against PPO"),
@@ -51,16 +51,18 @@ _EXPLAINED = {
 
 def page(comparison: Comparison, title: str, *, watch: str = "") -> str:
     """The whole page; `watch` is the version that a serving process tells apart."""
-    runs, members, by_key, totals = comparison
+    runs, members, by_key, totals, mixed = comparison
     variants = list(dict.fromkeys(members["variant"]))
     environments = _by_environment(runs)
+    several = len({suite for suite, _ in by_key}) > 1
     parts = {
-        "aggregate": _table(totals, text.aggregate_columns(), variants)
+        "aggregate": _table(totals, text.aggregate_columns(totals), variants)
         if len(totals)
         else "<p>No variant to compare.</p>",
-        "bars": "".join(_bars(suite, by_key, variants) for suite in dict.fromkeys(s for s, _ in by_key)),
+        "bars": "".join(bars.bars(suite, by_key, variants) for suite in dict.fromkeys(s for s, _ in by_key)),
         "environments": "".join(
-            _heading(suite, variant, variants) + _table(table, text.environment_columns(table), variants)
+            _heading(suite if several else "", variant, variants)
+            + _table(table, text.environment_columns(table), variants)
             for (suite, variant), table in by_key.items()
         ),
         "curves": _cards(environments, ["return"]),
@@ -68,14 +70,21 @@ def page(comparison: Comparison, title: str, *, watch: str = "") -> str:
         "runs": "".join(map(_run, runs)),
     }
     sections = "".join(
-        f'<section id="{name}"><h2>{words}</h2><p class="about">{_EXPLAINED[name]}</p>'
-        f"{parts[name]}</section>\n{_controls(variants) if name == 'aggregate' else ''}"
-        for name, words in _SECTIONS
+        f'<section id="{key}"><h2>{words}</h2><p class="about">{_EXPLAINED[key]}</p>'
+        f"{parts[key]}</section>\n{_controls(variants) if key == 'aggregate' else ''}"
+        for key, words in _SECTIONS
     )
-    summary = "".join(f"<p>{html.escape(line)}</p>" for line in text.summary(members, by_key, totals))
-    nav = "".join(f'<a href="#{name}">{words}</a>' for name, words in _SECTIONS)
+    states = [run.state for run in runs]
+    summary = "".join(f"<p>{html.escape(line)}</p>" for line in text.summary(states, members, by_key, totals))
+    if mixed:
+        fields = html.escape(", ".join(mixed))
+        summary += f'<p class="warning">Mixed settings: these runs are not alike in {fields}; read with care.</p>'
+    nav = "".join(f'<a href="#{key}">{words}</a>' for key, words in _SECTIONS)
+    live = '<span class="live" role="status">live</span>' if watch else ""
+    tiles = "".join(_tile(row, by_key, variants) for row in text.headlines(totals))
     body = (
-        f'<header><h1>{html.escape(title)}</h1><div class="summary">{summary}</div>'
+        f"<header><h1>{html.escape(title)}{live}</h1>"
+        f'<div class="tiles">{tiles}</div><div class="summary">{summary}</div>'
         f'<nav aria-label="Sections">{nav}</nav></header>\n<main>{sections}</main>\n'
     )
     return _document(title, body, _data(environments, variants, watch), bool(watch))
@@ -87,7 +96,7 @@ def _document(title: str, body: str, data: dict[str, Any], watch: bool) -> str:
     # Nothing may be fetched, but by a page that is being served for the version of itself.
     policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
     policy += "; connect-src 'self'" if watch else ""
-    plain = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
+    plain = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -105,9 +114,23 @@ def _by_environment(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return grouped
 
 
+def _tile(row: dict[str, Any], by_key: dict[tuple[str, str], pd.DataFrame], variants: list[str]) -> str:
+    """A variant's median in large, with its interval and on how many environments it was better and worse."""
+    index, (better, worse) = variants.index(row["variant"]), text.wins(by_key[row["suite"], row["variant"]])
+    _, _, interval = text.with_interval(row, "median_pct_ppo")[0].partition(" ")
+    where = f"{int(row['environments'])} environments"
+    where += f" of {text.SUITE_NAMES.get(row['suite'], row['suite'])}" * (len({s for s, _ in by_key}) > 1)
+    return (
+        f'<div class="tile" data-of="{index}" style="--c: var(--c{index % bars.COLOURS})">'
+        f"<span>{html.escape(row['variant'])}</span><strong>{number(row['median_pct_ppo'], places=1)} %</strong>"
+        f"<span>of PPO's score, median {html.escape(interval)}</span>"
+        f"<small>significantly better on {better}, worse on {worse} of {html.escape(where)}</small></div>"
+    )
+
+
 def _data(environments: dict[str, list[Run]], variants: list[str], watch: str) -> dict[str, Any]:
     """What the script needs."""
-    panels = {name: {k: v for k, v in about.items() if k != "points"} for name, about in curves.PANELS.items()}
+    panels = {panel: {k: v for k, v in about.items() if k != "points"} for panel, about in curves.PANELS.items()}
     drawn = [
         {
             "rounds": max(run.rounds for run in runs),
@@ -121,21 +144,17 @@ def _data(environments: dict[str, list[Run]], variants: list[str], watch: str) -
 
 def _controls(variants: list[str]) -> str:
     buttons = "".join(
-        f'<button type="button" aria-pressed="true" data-variant="{i}">{_swatch(i)}{html.escape(v)}</button>'
+        f'<button type="button" aria-pressed="true" data-variant="{i}">{swatch(i)}{html.escape(v)}</button>'
         for i, v in enumerate(variants)
     )
     members = '<button type="button" aria-pressed="true" id="members">single seeds</button>'
     return f'<div class="controls" role="group" aria-label="What is shown">{buttons}{members}</div>'
 
 
-def _swatch(index: int) -> str:
-    return f'<span class="swatch" style="--c: var(--c{index % _COLOURS})"></span>'
-
-
 def _heading(suite: str, variant: str, variants: list[str]) -> str:
-    number = variants.index(variant)
-    name = html.escape(text.SUITE_NAMES.get(suite, suite))
-    return f'<h3 data-of="{number}">{_swatch(number)}{html.escape(variant)} <small>{name}</small></h3>'
+    index = variants.index(variant)
+    of = html.escape(text.SUITE_NAMES.get(suite, suite))
+    return f'<h3 data-of="{index}">{swatch(index)}{html.escape(variant)} <small>{of}</small></h3>'
 
 
 def _table(table: pd.DataFrame, columns: Sequence[Column], variants: list[str]) -> str:
@@ -147,7 +166,9 @@ def _table(table: pd.DataFrame, columns: Sequence[Column], variants: list[str]) 
     )
     rows = []
     for record, row in zip(table.to_dict("records"), text.cells(table, columns), strict=True):
-        cells = "".join(_cell(cell, words, first=i == 0) for i, (cell, (words, _, _)) in enumerate(zip(row, columns)))
+        cells = "".join(
+            _cell(cell, words, record, first=i == 0) for i, (cell, (words, _, _)) in enumerate(zip(row, columns))
+        )
         of = variants.index(record["variant"])
         rows.append(f'<tr class="{record.get("source", "")}" data-of="{of}">{cells}</tr>')
     only = set(table["variant"])
@@ -159,92 +180,18 @@ def _table(table: pd.DataFrame, columns: Sequence[Column], variants: list[str]) 
     )
 
 
-def _cell(cell: text.Cell, heading: str, *, first: bool) -> str:
+def _cell(cell: text.Cell, heading: str, record: dict[str, Any], *, first: bool) -> str:
     shown, key = cell
+    if heading == "Seeds" and record.get("note"):  # what is missing must be seen without scrolling to the note
+        return f'<td class="lost" data-key="{key}" title="{html.escape(record["note"])}">{html.escape(shown)}</td>'
     key = "-inf" if key == -math.inf else key
     opening, closing = ('th scope="row"', "th") if first else ("td", "td")
-    words = _name(shown) if first else html.escape(shown)
+    words = name(shown) if first else html.escape(shown)
     return f'<{opening}{_kind(heading)} data-key="{html.escape(str(key))}">{words}</{closing}>'
-
-
-def _name(env: str) -> str:
-    """An environment's id, which may break after a slash or an underscore."""
-    return html.escape(env).replace("/", "/<wbr>").replace("_", "_<wbr>")
 
 
 def _kind(heading: str) -> str:
     return {"Note": ' class="note"', "Variant": ' class="text"', "Source": ' class="text"'}.get(heading, "")
-
-
-def _bars(suite: str, by_key: dict[tuple[str, str], pd.DataFrame], variants: list[str]) -> str:
-    """Bars from 100 % to each variant's score, on a logarithmic scale that all environments of the suite share."""
-    shown = {v: t.set_index("env").to_dict("index") for (s, v), t in by_key.items() if s == suite}
-    envs = list(dict.fromkeys(env for rows in shown.values() for env in rows))
-    ends = ("", "_low", "_high")
-    values = [row[f"score_pct_of_ppo{end}"] for rows in shown.values() for row in rows.values() for end in ends]
-    low, high = _span(values)
-
-    def place(value: float) -> float:
-        inside = min(max(value, low), high)
-        return 100 * math.log(inside / low) / math.log(high / low)
-
-    def order(env: str) -> float:
-        best = [rows[env]["score_pct_of_ppo"] for rows in shown.values() if env in rows]
-        return max((v for v in best if math.isfinite(v)), default=-math.inf)
-
-    rows = []
-    for env in sorted(envs, key=order, reverse=True):
-        tracks = "".join(_track(v, rows_of[env], variants, place) for v, rows_of in shown.items() if env in rows_of)
-        winner = html.escape(margin({v: rows_of[env] for v, rows_of in shown.items() if env in rows_of}))
-        line = f'<i class="one-hundred" style="left:{place(100):.2f}%"></i>'
-        name = f'<div class="name">{_name(env)}<small>{winner}</small></div>'
-        rows.append(f'<div class="bar-row">{name}<div class="tracks">{line}{tracks}</div></div>')
-    axis = "".join(f'<span style="left:{place(m):.2f}%">{m:g} %</span>' for m in _marks(low, high))
-    axis = f'<div class="bar-row" aria-hidden="true"><div></div><div class="axis">{axis}</div></div>'
-    return f'<h3>{html.escape(text.SUITE_NAMES.get(suite, suite))}</h3><div class="bars">{"".join(rows)}{axis}</div>'
-
-
-def _span(values: list[float]) -> tuple[float, float]:
-    """Percentages at the ends of the bars' scale: all that are positive, within a factor of 10 of PPO below."""
-    positive = [max(v, 10.0) for v in values if v > 0 and math.isfinite(v)]
-    return min([80.0, *positive]) / 1.05, max([125.0, *positive]) * 1.15
-
-
-def _marks(low: float, high: float) -> list[float]:
-    """100 and some percentages around it, fewer the wider the scale."""
-    narrow = (50, 60, 70, 80, 90, 100, 110, 125, 150, 175, 200, 250)
-    wide = (10, 25, 50, 100, 200, 400, 800, 1600, 3200)
-    return [m for m in (narrow if high / low < 4 else wide) if low * 1.03 <= m <= high / 1.03]
-
-
-def _track(variant: str, row: dict[str, Any], variants: list[str], place: Any) -> str:
-    index, value = variants.index(variant), row["score_pct_of_ppo"]
-    shown = html.escape(text.with_interval(row, "score_pct_of_ppo")[0])
-    note = f" ({html.escape(row['note'])})" if row["note"] else ""
-    title = f'title="{html.escape(variant)}: {shown} % of PPO, {int(row["seeds"])} seeds{note}"'
-    if not math.isfinite(value):
-        return f'<div class="track" data-of="{index}" {title}><span class="note">no score{note}</span></div>'
-    start, end = sorted((place(100), place(value)))
-    bar = f'<i style="left:{start:.2f}%;width:{end - start:.2f}%;--c: var(--c{index % _COLOURS})"></i>'
-    whisker, reach = "", end
-    if math.isfinite(row["score_pct_of_ppo_low"]):
-        left, right = place(row["score_pct_of_ppo_low"]), place(row["score_pct_of_ppo_high"])
-        whisker = f'<b style="left:{left:.2f}%;width:{max(right - left, 0):.2f}%"></b>'
-        reach = max(reach, right)
-    # The number stands behind whatever reaches furthest, or at the right edge before it would leave the track.
-    where = f"left:{reach:.2f}%" if reach < 84 else "right:0"
-    label = f'<span style="{where}">{number(value, places=1)}</span>'
-    return f'<div class="track" data-of="{index}" {title}>{bar}{whisker}{label}</div>'
-
-
-def margin(rows: dict[str, dict[str, Any]]) -> str:
-    """`sv-dynamic ahead by 4.2 points`: the best of the variants and PPO, against the next."""
-    scores = {v: row["score_pct_of_ppo"] for v, row in rows.items() if math.isfinite(row["score_pct_of_ppo"])}
-    if not scores:
-        return "no score to compare"
-    (best, first), (_, second), *_ = sorted({**scores, "PPO": 100.0}.items(), key=lambda item: -item[1])
-    lead = number(first - second, places=1)
-    return "level" if lead == "0.0" else f"{best} ahead by {lead} points"
 
 
 def _cards(environments: dict[str, list[Run]], panels: list[str]) -> str:
@@ -261,7 +208,7 @@ def _cards(environments: dict[str, list[Run]], panels: list[str]) -> str:
             )
         state = f' <small class="note">{html.escape(odd)}</small>' if odd else ""
         kind = "card gate" if len(panels) > 1 else "card"
-        cards.append(f'<article class="{kind}"><h3>{_name(env)}{state}</h3>{charts}</article>')
+        cards.append(f'<article class="{kind}"><h3>{name(env)}{state}</h3>{charts}</article>')
     return f'<div class="grid">{"".join(cards)}</div>'
 
 

@@ -16,7 +16,9 @@ import pandas as pd
 
 from nextpolicy.report import aggregate
 from nextpolicy.report.aggregate import AggregateRow
-from nextpolicy.report.runs import Run, member_table
+from nextpolicy.report.comparable import mixed_fields
+from nextpolicy.report.members import member_table
+from nextpolicy.report.runs import Run
 
 REPS = 1000
 SEED = 0
@@ -78,6 +80,8 @@ def _environment_row(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, Any]
     if len(scored) and len(base):
         scores = {"": {"ours": scored["score"].to_numpy(), "ppo": base["score"].to_numpy()}}
         row |= aggregate.percent_table(scores, "ours").drop(columns="env").iloc[0].to_dict()
+        if np.isnan(row["score_pct_of_ppo"]):
+            row["note"] = "; ".join(filter(None, [row["note"], "PPO's mean score is 0, which has no percentage"]))
     for name, (statistic, factor) in RATIOS.items():
         row[name] = _ratio(scored[statistic].mean(), base[statistic].mean(), factor)
     for name, statistic in MEANS.items():
@@ -144,8 +148,10 @@ def note_of(ours: pd.DataFrame, theirs: pd.DataFrame) -> str:
         lost = frame[frame["score"].isna()]
         for (state, reason), group in lost.groupby(["state", "reason"], sort=False):
             plural = "s" * (len(group) > 1)
-            seeds = f"all {len(frame)}" if len(group) == len(frame) else ", ".join(map(str, group["seed"]))
-            notes.setdefault(f"{state}{f': {reason}' if reason else ''}", []).append(f"{who}seed{plural} {seeds}")
+            seeds = f"seed{plural} {', '.join(map(str, group['seed']))}"
+            if len(group) == len(frame) > 1:
+                seeds = f"all {len(frame)} seeds" if not who else f"{len(frame)} seeds"
+            notes.setdefault(f"{state}{f': {reason}' if reason else ''}", []).append(f"{who}{seeds}")
     return "; ".join(f"{' and '.join(whose)} {what}" for what, whose in notes.items())
 
 
@@ -205,7 +211,8 @@ def with_paper(table: pd.DataFrame, suite: str, variant: str) -> pd.DataFrame:
     """The environment table with the paper's score and our difference from it, where the paper has the environment."""
     paper = aggregate.paper_tables().get(f"{suite}_{_PAPER_VARIANTS.get(variant, '')}")
     printed = {} if paper is None else dict(zip(paper["env"].str.lower(), paper["score_pct_of_ppo"].astype(float)))
-    names = [re.sub(r"\[.*|\s\(.*|-v\d+$", "", env.rpartition("/")[2]).lower() for env in table["env"]]
+    plain = [re.sub(r"\[.*|\s\(.*", "", env) for env in table["env"]]  # without options and folder
+    names = [re.sub(r"-v\d+$", "", env.rpartition("/")[2]).lower() for env in plain]
     theirs = pd.Series([printed.get(name, np.nan) for name in names], index=table.index)
     return table.assign(
         paper_score_pct_of_ppo=theirs, difference_from_paper=table["score_pct_of_ppo"].to_numpy() - theirs
@@ -219,12 +226,13 @@ class Comparison(NamedTuple):
     members: pd.DataFrame  # one line per member
     environments: dict[tuple[str, str], pd.DataFrame]  # (suite, variant) -> one line per environment
     totals: pd.DataFrame  # one line per suite and variant, and the paper's
+    mixed: Sequence[str]  # settings in which runs of one suite differ, where that was allowed
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
     """Every table of these runs."""
     members = member_table(runs)
-    return Comparison(runs, members, *all_tables(members))
+    return Comparison(runs, members, *all_tables(members), mixed_fields(runs))
 
 
 def all_tables(members: pd.DataFrame) -> tuple[dict[tuple[str, str], pd.DataFrame], pd.DataFrame]:

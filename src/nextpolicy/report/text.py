@@ -1,4 +1,4 @@
-"""Tables as people read them: Markdown, LaTeX with booktabs, and CSV with every digit."""
+"""Tables and sentences as people read them: which columns there are, and how each number is shown."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def number(value: Any, digits: int = 3, places: int | None = None) -> str:
         return f"{value:.{places}f}"
     if value == 0:
         return "0"
-    before = math.floor(math.log10(abs(value))) + 1
+    before = math.floor(math.log10(abs(float(f"{value:.{digits - 1}e}")))) + 1  # 0.9997 is 1.00, not 1.000
     if before > 6 or before < -3:
         return f"{value:.{digits - 1}e}"
     return f"{value:.{max(0, digits - before)}f}"
@@ -110,11 +110,11 @@ def environment_columns(table: pd.DataFrame) -> list[Column]:
     return [c for c in columns if c[0] in keep or any(c[2](row)[0] not in (MISSING, "") for row in rows)]
 
 
-def aggregate_columns() -> list[Column]:
-    """Columns of the aggregate table."""
-    return [
-        ("Suite", "", lambda row: (SUITE_NAMES.get(row["suite"], row["suite"]), row["suite"])),
+def aggregate_columns(table: pd.DataFrame) -> list[Column]:
+    """Columns of the aggregate table; suite and source only where there are several."""
+    columns: list[Column] = [
         ("Variant", "", lambda row: (row["variant"], row["variant"])),
+        ("Suite", "", lambda row: (SUITE_NAMES.get(row["suite"], row["suite"]), row["suite"])),
         ("Source", "", lambda row: (row["source"], row["source"])),
         ("Environments", "with a percentage, of those planned", _environments),
         ("Seeds", "", _seed_range),
@@ -128,6 +128,8 @@ def aggregate_columns() -> list[Column]:
         ("KL target, × PPO", "geometric mean", _interval("kl_target_x_ppo")),
         ("KL behaviour, × PPO", "geometric mean", _interval("kl_behaviour_x_ppo")),
     ]
+    same = [c.title() for c in ("suite", "source") if table[c].nunique() == 1]
+    return [c for c in columns if c[0] not in same]
 
 
 def _environments(row: Any) -> Cell:
@@ -149,66 +151,54 @@ def cells(table: pd.DataFrame, columns: Sequence[Column]) -> list[list[Cell]]:
     return [[make(row) for _, _, make in columns] for row in table.to_dict("records")]
 
 
-def markdown(table: pd.DataFrame, columns: Sequence[Column]) -> str:
-    """A pipe table."""
-    escape = lambda text: str(text).replace("|", "\\|")  # noqa: E731
-    lines = [[c[0] for c in columns], ["---"] * len(columns)]
-    lines += [[shown for shown, _ in row] for row in cells(table, columns)]
-    return "".join("| " + " | ".join(map(escape, line)) + " |\n" for line in lines)
-
-
-_LATEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "±": r"$\pm$", "×": r"$\times$", "÷": r"$\div$", "–": "--"}
-
-
-def latex(table: pd.DataFrame, columns: Sequence[Column], caption: str) -> str:
-    """A table with booktabs rules: \\usepackage{booktabs}."""
-    escape = lambda text: "".join(_LATEX.get(c, c) for c in str(text))  # noqa: E731
-    body = [" & ".join(escape(shown) for shown, _ in row) + r" \\" for row in cells(table, columns)]
-    head = " & ".join(escape(c[0]) for c in columns) + r" \\"
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{escape(caption)}}}",
-            rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}",
-            *(r"\toprule", head, r"\midrule", *body, r"\bottomrule"),
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
-
-
-def summary(members: pd.DataFrame, tables: dict[tuple[str, str], pd.DataFrame], totals: pd.DataFrame) -> list[str]:
-    """Three sentences: what there is, how the scores compare, what the gate did."""
-    runs = members.groupby(["run", "env"])["state"].first()
-    finished = int((runs == "finished").sum() + (runs == "no score").sum())
+def summary(
+    states: Sequence[str], members: pd.DataFrame, tables: dict[tuple[str, str], pd.DataFrame], totals: pd.DataFrame
+) -> list[str]:
+    """Three sentences: what there is, how the scores compare, what the gate did. `states` are those of the runs."""
+    finished = sum(state == "finished" for state in states)
     lost = members[members["score"].isna()]
     first = (
-        f"{len(runs)} run{'s' * (len(runs) != 1)} with {len(members)} members on {members['env'].nunique()} "
+        f"{len(states)} run{'s' * (len(states) != 1)} with {len(members)} members on {members['env'].nunique()} "
         f"environment{'s' * (members['env'].nunique() != 1)}: {finished} finished, "
         f"{len(lost)} member{'s' * (len(lost) != 1)} without a score."
     )
-    ours = totals[(totals["source"] == "ours") & totals["median_pct_ppo"].notna()] if len(totals) else totals
-    if not len(ours):
+    shown = headlines(totals)[:2]
+    if not shown:
         return [first, "No variant can be compared with PPO yet.", "The gate's numbers come with the first scores."]
-    suite = ours.loc[ours["environments"].idxmax(), "suite"]
-    shown = ours[ours["suite"] == suite].sort_values("median_pct_ppo", ascending=False).head(2)
+    suite = shown[0]["suite"]
     scores, gate = [], []
-    for row in shown.to_dict("records"):
+    for row in shown:
         table = tables[suite, row["variant"]]
-        better = int((table["significant"] & (table["score_pct_of_ppo"] > 100)).sum())
-        worse = int((table["significant"] & (table["score_pct_of_ppo"] < 100)).sum())
+        better, worse = wins(table)
         scores.append(
             f"{row['variant']} has a median of {with_interval(row, 'median_pct_ppo')[0]} % of PPO's score, "
-            f"significantly better on {better} and worse on {worse}"
+            f"significantly better on {better} and worse on {worse} of {int(row['environments'])} environments"
         )
         gate.append(
             f"{row['variant']} updated its target in {number(table['updates_pct_of_ppo'].median(), places=1)} % of "
             f"rounds, each time by {number(row['kl_target_x_ppo'])} × the KL of a PPO update"
         )
-    more = len(ours) - len(shown)
+    more = len(_comparable(totals)) - len(shown)
     rest = f" ({more} more comparison{'s' * (more != 1)} in the table)" if more else ""
-    count = int(shown["environments"].max())
-    where = f"{SUITE_NAMES.get(suite, suite)} ({count} environment{'s' * (count != 1)}): "
+    where = f"On {SUITE_NAMES.get(suite, suite)}, " if totals["suite"].nunique() > 1 else ""
     return [first, where + "; ".join(scores) + rest + ".", where + "; ".join(gate) + "."]
+
+
+def _comparable(totals: pd.DataFrame) -> pd.DataFrame:
+    return totals[(totals["source"] == "ours") & totals["median_pct_ppo"].notna()] if len(totals) else totals
+
+
+def headlines(totals: pd.DataFrame) -> list[dict[str, Any]]:
+    """Lines of the aggregate table to begin with: the suite with most environments, its best four variants."""
+    ours = _comparable(totals)
+    if not len(ours):
+        return []
+    suite = ours.loc[ours["environments"].idxmax(), "suite"]
+    return ours[ours["suite"] == suite].sort_values("median_pct_ppo", ascending=False).head(4).to_dict("records")
+
+
+def wins(table: pd.DataFrame) -> tuple[int, int]:
+    """On how many environments a variant is significantly better and worse than PPO."""
+    sides = (table["score_pct_of_ppo"] > 100, table["score_pct_of_ppo"] < 100)
+    better, worse = (int((table["significant"] & side).sum()) for side in sides)
+    return better, worse

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import time
 from collections.abc import Sequence
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,10 +12,13 @@ from pathlib import Path
 from threading import Lock
 
 from nextpolicy.report import html
-from nextpolicy.report.runs import ReportError, find, load_all
+from nextpolicy.report.comparable import load_all
+from nextpolicy.report.runs import ReportError, find
 from nextpolicy.report.tables import compare
 
 HOST = "127.0.0.1"  # never an address that others can reach
+NAMES = (HOST, "localhost")  # under which it may be asked for
+REST = 5  # times as long as making a page took, before the next is made: training needs the machine
 
 
 class Source:
@@ -21,16 +26,17 @@ class Source:
 
     def __init__(self, paths: Sequence[str], title: str, *, allow_mixed: bool) -> None:
         self.paths, self.title, self.allow_mixed = paths, title, allow_mixed
-        self.lock, self.made, self.content = Lock(), "", ""
+        self.lock, self.made, self.content, self.rest_until = Lock(), "", "", 0.0
 
     def version(self) -> str:
-        """Changes whenever a file of the runs does."""
+        """Changes whenever a file of the runs does; but not while making pages would take too much of the machine."""
+        if self.content and time.monotonic() < self.rest_until:
+            return self.made
         seen = hashlib.blake2b(digest_size=8)
         for folder in find(self.paths):
-            for file in sorted(
-                [folder / "status.json", folder / "evaluation.json", *(folder / "metrics").glob("part-*")]
-            ):
-                if file.is_file():
+            single = [folder / name for name in ("config.json", "status.json", "evaluation.json")]
+            for file in sorted([*single, *(folder / "metrics").glob("part-*")]):
+                with contextlib.suppress(FileNotFoundError):
                     stat = file.stat()
                     seen.update(f"{file} {stat.st_size} {stat.st_mtime_ns}".encode())
         return seen.hexdigest()
@@ -38,14 +44,16 @@ class Source:
     def page(self) -> str:
         """The page of now. A run caught while its files change keeps the page there was."""
         with self.lock:
-            version = self.version()
-            if version != self.made:
-                try:
+            try:
+                version = self.version()
+                if version != self.made:
+                    began = time.monotonic()
                     runs = load_all(self.paths, allow_mixed=self.allow_mixed)
                     self.content, self.made = html.page(compare(runs), self.title, watch=version), version
-                except (ReportError, OSError):
-                    if not self.content:
-                        raise
+                    self.rest_until = time.monotonic() + REST * (time.monotonic() - began)
+            except (ValueError, OSError):
+                if not self.content:
+                    raise
             return self.content
 
 
@@ -55,14 +63,19 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*arguments)  # type: ignore[arg-type]
 
     def do_GET(self) -> None:
+        host = self.headers.get("Host", HOST).partition(":")[0]
         try:
-            if self.path == "/":
+            if host not in NAMES:  # a page elsewhere whose name was pointed here must not read this one
+                self._answer(403, f"only as {' or '.join(NAMES)}", "text/plain")
+            elif self.path.partition("?")[0] == "/":
                 self._answer(200, self.source.page(), "text/html")
             elif self.path == "/version":
                 self._answer(200, self.source.version(), "text/plain")
             else:
                 self._answer(404, "not here", "text/plain")
-        except (ReportError, OSError) as error:
+        except ConnectionError:
+            return  # the window was closed
+        except (ValueError, OSError) as error:
             self._answer(503, str(error), "text/plain")
 
     def _answer(self, code: int, content: str, kind: str) -> None:

@@ -25,13 +25,14 @@ function short(value) {
   return size !== 0 && size < 1e-3 ? value.toExponential(1) : String(+value.toPrecision(4));
 }
 
-/** About `count` round numbers between low and high; powers of ten on a logarithmic axis. */
+/** About `count` round numbers between low and high; on a logarithmic axis powers of ten, and some between where it is short. */
 function ticks(low, high, count, log) {
   if (log) {
-    const from = Math.ceil(Math.log10(low) - 1e-9), to = Math.floor(Math.log10(high) + 1e-9);
-    const every = Math.max(1, Math.ceil((to - from) / count)), powers = [];
-    for (let power = from; power <= to; power += every) powers.push(10 ** power);
-    return powers;
+    const from = Math.floor(Math.log10(low)), to = Math.floor(Math.log10(high) + 1e-9);
+    const every = Math.max(1, Math.ceil((to - from) / count)), found = [];
+    const within = high / low < 30 ? [1, 2, 5] : high / low < 300 ? [1, 3] : [1]; // of a decade
+    for (let power = from; power <= to; power += every) for (const m of within) found.push(+(m * 10 ** power).toPrecision(3));
+    return found.filter((value) => value >= low && value <= high);
   }
   const raw = (high - low) / count, base = 10 ** Math.floor(Math.log10(raw));
   const step = base * [1, 2, 5, 10].find((multiple) => multiple * base >= raw);
@@ -86,7 +87,7 @@ class Chart {
     let low = Infinity, high = -Infinity;
     for (const s of this.visible) for (const y of s.y) { low = Math.min(low, y); high = Math.max(high, y); }
     const log = this.panel.log;
-    if (this.panel.line !== null) { low = Math.min(low, this.panel.line); high = Math.max(high, this.panel.line); }
+    if (this.panel.line !== undefined) { low = Math.min(low, this.panel.line); high = Math.max(high, this.panel.line); }
     if (log) { low *= 0.8; high *= 1.25; } else {
       const room = (high - low || Math.abs(high) || 1) * 0.05;
       low -= room; high += room;
@@ -101,7 +102,7 @@ class Chart {
 
   axes(width, height) {
     const right = width - MARGIN.right, bottom = height - MARGIN.bottom;
-    for (const value of ticks(this.low, this.high, 4, this.panel.log)) {
+    for (const value of ticks(this.low, this.high, height > 150 ? 5 : 4, this.panel.log)) {
       const y = this.y(value);
       svg("line", { x1: MARGIN.left, x2: right, y1: y, y2: y, class: "grid-line" }, this.root);
       svg("text", { x: MARGIN.left - 5, y: y + 4, "text-anchor": "end" }, this.root, short(value));
@@ -110,15 +111,19 @@ class Chart {
       svg("text", { x: this.x(round), y: bottom + 14, "text-anchor": "middle" }, this.root, short(round));
     }
     svg("text", { x: right, y: height - 1, "text-anchor": "end" }, this.root, "round");
-    if (this.panel.line !== null) {
+    if (this.panel.line !== undefined) {
       const y = this.y(this.panel.line);
       svg("line", { x1: MARGIN.left, x2: right, y1: y, y2: y, class: "reference" }, this.root);
+      const under = y + 12 < bottom;
+      svg("text", { x: MARGIN.left + 4, y: under ? y + 12 : y - 4 }, this.root, this.panel.line_label);
     }
   }
 
   line(s) {
-    const points = s.x.map((round, i) => `${this.x(round).toFixed(1)},${this.y(s.y[i]).toFixed(1)}`).join(" ");
+    const at = s.x.map((round, i) => `${this.x(round).toFixed(1)},${this.y(s.y[i]).toFixed(1)}`);
     const single = s.m >= 0; // many of them must leave their mean to be seen
+    if (this.panel.dots) return svg("path", { d: `M${at.join("h0M")}h0`, class: "dots", style: colour(s.v) }, this.root);
+    const points = at.join(" ");
     const faint = single ? `; opacity: ${this.hasMean(s.v) ? Math.min(0.5, 6 / this.visible.length) : 0.7}` : "";
     const attributes = { points, class: single ? "member" : "mean", style: colour(s.v) + faint, "stroke-dasharray": dashes(s.v) };
     return svg("polyline", attributes, this.root);
@@ -193,18 +198,21 @@ const near = new IntersectionObserver((entries) => {
 const sizes = new ResizeObserver((entries) => entries.forEach((entry) => charts.get(entry.target).draw()));
 document.querySelectorAll(".chart").forEach((holder) => near.observe(holder));
 
+function show() {
+  document.querySelectorAll("button[data-variant]").forEach((button) => {
+    const variant = Number(button.dataset.variant);
+    button.setAttribute("aria-pressed", String(!hidden.has(variant)));
+    document.querySelectorAll(`[data-of="${variant}"]`).forEach((node) => { node.hidden = hidden.has(variant); });
+  });
+  document.getElementById("members").setAttribute("aria-pressed", String(showMembers));
+  charts.forEach((chart) => chart.draw());
+}
 document.querySelectorAll("button[data-variant]").forEach((button) => button.addEventListener("click", () => {
   const variant = Number(button.dataset.variant);
   hidden.has(variant) ? hidden.delete(variant) : hidden.add(variant);
-  button.setAttribute("aria-pressed", String(!hidden.has(variant)));
-  document.querySelectorAll(`[data-of="${variant}"]`).forEach((node) => { node.hidden = hidden.has(variant); });
-  charts.forEach((chart) => chart.draw());
+  show();
 }));
-document.getElementById("members").addEventListener("click", (event) => {
-  showMembers = !showMembers;
-  event.currentTarget.setAttribute("aria-pressed", String(showMembers));
-  charts.forEach((chart) => chart.draw());
-});
+document.getElementById("members").addEventListener("click", () => { showMembers = !showMembers; show(); });
 
 /** Sort a table by the column of the button: first from high to low (text: from a to z), then the other way. */
 function sortBy(button) {
@@ -225,10 +233,40 @@ function sortBy(button) {
 }
 document.querySelectorAll("th button").forEach((button) => button.addEventListener("click", () => sortBy(button)));
 
-// Served with --watch: ask whether the runs have changed, and show the new page at the same place.
-if (data.watch) setInterval(async () => {
-  try {
-    const answer = await fetch("version");
-    if (answer.ok && (await answer.text()) !== data.watch) location.reload();
-  } catch { /* the server has gone; the page stays as it is */ }
-}, 3000);
+// Served with --watch: ask whether the runs have changed, and show the new page at the same place, switched as this one.
+const KEPT = "nextpolicy-report";
+function remember() {
+  const sorted = [...document.querySelectorAll("table")].map((table) => {
+    const th = table.querySelector("th[aria-sort]");
+    return th && [th.cellIndex, th.getAttribute("aria-sort")];
+  });
+  const open = [...document.querySelectorAll("details")].map((details) => details.open);
+  const off = [...hidden].map((variant) => data.variants[variant]);
+  sessionStorage.setItem(KEPT, JSON.stringify({ off, showMembers, sorted, open }));
+}
+function recall() {
+  const kept = JSON.parse(sessionStorage.getItem(KEPT) || "null");
+  if (!kept) return;
+  sessionStorage.removeItem(KEPT);
+  kept.off.map((name) => data.variants.indexOf(name)).filter((v) => v >= 0).forEach((v) => hidden.add(v));
+  showMembers = kept.showMembers;
+  document.querySelectorAll("details").forEach((details, i) => { details.open = Boolean(kept.open[i]); });
+  document.querySelectorAll("table").forEach((table, i) => {
+    if (!kept.sorted[i]) return;
+    const [column, way] = kept.sorted[i], heading = table.tHead.rows[0].cells[column];
+    if (!heading) return;
+    do sortBy(heading.querySelector("button")); while (heading.getAttribute("aria-sort") !== way);
+  });
+  show();
+}
+if (data.watch) {
+  recall();
+  const live = document.querySelector(".live");
+  setInterval(async () => {
+    try {
+      const answer = await fetch("version");
+      live.textContent = answer.ok ? "live" : "waiting";
+      if (answer.ok && (await answer.text()) !== data.watch) { remember(); location.reload(); }
+    } catch { live.textContent = "the server has gone"; }
+  }, 3000);
+}

@@ -1,0 +1,99 @@
+"""Bars of the page: each variant's score from PPO's 100 % outwards, as plain HTML."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+
+from nextpolicy.report import text
+from nextpolicy.report.text import number
+
+COLOURS = 8  # of the page's palette; a ninth variant takes the first again
+ROOM = 1.3  # the scale reaches this factor beyond the scores; wider intervals are cut and marked
+
+
+def bars(suite: str, by_key: dict[tuple[str, str], pd.DataFrame], variants: list[str]) -> str:
+    """Bars from 100 % to each variant's score, on a logarithmic scale that all environments of the suite share."""
+    shown = {v: t.set_index("env").to_dict("index") for (s, v), t in by_key.items() if s == suite}
+    envs = list(dict.fromkeys(env for rows in shown.values() for env in rows))
+    low, high = span([row["score_pct_of_ppo"] for rows in shown.values() for row in rows.values()])
+
+    def place(value: float) -> float:
+        inside = min(max(value, low), high)
+        return 100 * math.log(inside / low) / math.log(high / low)
+
+    def order(env: str) -> float:
+        best = [rows[env]["score_pct_of_ppo"] for rows in shown.values() if env in rows]
+        return max((v for v in best if math.isfinite(v)), default=-math.inf)
+
+    rows = []
+    for env in sorted(envs, key=order, reverse=True):
+        tracks = "".join(_track(v, rows_of[env], variants, place) for v, rows_of in shown.items() if env in rows_of)
+        winner = html.escape(margin({v: rows_of[env] for v, rows_of in shown.items() if env in rows_of}))
+        line = f'<i class="one-hundred" style="left:{place(100):.2f}%"></i>'
+        head = f'<div class="name">{name(env)}<small>{winner}</small></div>'
+        rows.append(f'<div class="bar-row">{head}<div class="tracks">{line}{tracks}</div></div>')
+    axis = "".join(f'<span style="left:{place(m):.2f}%">{m:g} %</span>' for m in marks(low, high))
+    axis = f'<div class="bar-row" aria-hidden="true"><div></div><div class="axis">{axis}</div></div>'
+    several = len({s for s, _ in by_key}) > 1
+    head = f"<h3>{html.escape(text.SUITE_NAMES.get(suite, suite))}</h3>" if several else ""
+    return f'{head}<div class="bars">{"".join(rows)}{axis}</div>'
+
+
+def name(env: str) -> str:
+    """An environment's id, which may break after a slash or an underscore."""
+    return html.escape(env).replace("/", "/<wbr>").replace("_", "_<wbr>")
+
+
+def swatch(index: int) -> str:
+    return f'<span class="swatch" style="--c: var(--c{index % COLOURS})"></span>'
+
+
+def span(values: list[float]) -> tuple[float, float]:
+    """Percentages at the ends of the scale: all scores that are positive, within a factor of 10 of PPO below."""
+    positive = [max(v, 10.0) for v in values if v > 0 and math.isfinite(v)]
+    return min([75.0, *(v / ROOM for v in positive)]), max([133.0, *(v * ROOM for v in positive)])
+
+
+def marks(low: float, high: float) -> list[float]:
+    """100 and some percentages around it, fewer the wider the scale."""
+    narrow = (50, 60, 70, 80, 90, 100, 110, 125, 150, 175, 200, 250)
+    wide = (10, 25, 50, 100, 200, 400, 800, 1600, 3200)
+    return [m for m in (narrow if high / low < 4 else wide) if low * 1.03 <= m <= high / 1.03]
+
+
+def _track(variant: str, row: dict[str, Any], variants: list[str], place: Callable[[float], float]) -> str:
+    index, value = variants.index(variant), row["score_pct_of_ppo"]
+    shown = html.escape(text.with_interval(row, "score_pct_of_ppo")[0])
+    note = f" ({html.escape(row['note'])})" if row["note"] else ""
+    title = f'title="{html.escape(variant)}: {shown} % of PPO, {int(row["seeds"])} seeds{note}"'
+    if not math.isfinite(value):
+        why = html.escape(row["note"] or "no score")
+        return f'<div class="track" data-of="{index}" {title}><span class="note">{why}</span></div>'
+    start, end = sorted((place(100), place(value)))
+    bar = f'<i style="left:{start:.2f}%;width:{end - start:.2f}%;--c: var(--c{index % COLOURS})"></i>'
+    whisker = ""
+    if math.isfinite(row["score_pct_of_ppo_low"]):
+        low, high = row["score_pct_of_ppo_low"], row["score_pct_of_ppo_high"]
+        left, right = place(low), place(high)
+        # A width of 0 or 100 is where the scale ends: the interval goes on.
+        cut = " ".join(word for word, at, end in (("from-left", left, 0.0), ("to-right", right, 100.0)) if at == end)
+        whisker = f'<b class="{cut}" style="left:{left:.2f}%;width:{right - left:.2f}%"></b>'
+    star = "*" if row["significant"] else ""
+    figure, _, interval = shown.partition(" ")
+    label = f'<span class="value">{figure}{star} <small>{interval}</small></span>'
+    return f'<div class="track" data-of="{index}" {title}>{bar}{whisker}{label}</div>'
+
+
+def margin(rows: dict[str, dict[str, Any]]) -> str:
+    """`sv-dynamic ahead by 4.2 points`: the best of the variants and PPO, against the next."""
+    scores = {v: row["score_pct_of_ppo"] for v, row in rows.items() if math.isfinite(row["score_pct_of_ppo"])}
+    if not scores:
+        return "nothing to compare"
+    (best, first), (_, second), *_ = sorted({**scores, "PPO": 100.0}.items(), key=lambda item: -item[1])
+    lead = number(first - second, places=1)
+    return "level" if lead == "0.0" else f"{best} ahead by {lead} points"

@@ -1,0 +1,93 @@
+"""Which runs are one comparison: settings must agree, and no seed may be there twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from nextpolicy.config import Member
+from nextpolicy.report.runs import ReportError, Run, find, load
+
+# What may differ between runs that are compared: what is varied on purpose, and what leaves the numbers alone.
+FREE_FIELDS = {"env", "env_options", "seeds", "algo", "sweep"} | {
+    "population",
+    "devices",
+    "block_rounds",
+    "tensorboard",
+    "wandb",
+    "keep_checkpoints",
+}
+
+
+def load_all(paths: Sequence[str | Path], *, allow_mixed: bool = False) -> list[Run]:
+    """Every run below the paths, checked to be comparable within its suite."""
+    runs = [load(path) for path in find(paths)]
+    if not allow_mixed:
+        _check_settings(runs)
+        _check_members(runs)
+        return runs
+    by_env: dict[str, list[Run]] = {}
+    for run in runs:
+        by_env.setdefault(run.env, []).append(run)
+    apart = {env for env, many in by_env.items() if _must_stand_apart(many)}
+    names = _distinct_names([run for run in runs if run.env in apart])
+    return [replace(run, env=f"{run.env} ({names[run.path]})") if run.env in apart else run for run in runs]
+
+
+def _must_stand_apart(runs: list[Run]) -> bool:
+    """Whether runs of one environment have a seed twice, or one variant under two settings: not seeds of one sample."""
+    for i, run in enumerate(runs):
+        for other in runs[:i]:
+            shared = {m.variant for m in run.members} & {m.variant for m in other.members}
+            if set(run.members) & set(other.members) or (shared and differing_fields(run, other)):
+                return True
+    return False
+
+
+def _distinct_names(runs: list[Run]) -> dict[Path, str]:
+    """Each run's folder name, with as many folders before it as it takes to tell all of them apart."""
+    whole = {run.path: run.path.resolve().parts for run in runs}
+    for depth in range(1, max(map(len, whole.values()), default=1) + 1):
+        names = {path: "/".join(parts[-depth:]) for path, parts in whole.items()}
+        if len(set(names.values())) == len(names):
+            break
+    return names
+
+
+def differing_fields(run: Run, other: Run) -> list[str]:
+    """Settings that differ though they should not in one comparison."""
+    fields = sorted({*run.settings, *other.settings} - FREE_FIELDS)
+    missing = "not recorded"
+    return [f for f in fields if run.settings.get(f, missing) != other.settings.get(f, missing)]
+
+
+def mixed_fields(runs: Sequence[Run]) -> list[str]:
+    """Every setting in which runs of one suite differ; there are none unless mixing was allowed."""
+    first: dict[str, Run] = {}
+    return sorted({f for run in runs for f in differing_fields(run, first.setdefault(run.suite, run))})
+
+
+def _check_settings(runs: list[Run]) -> None:
+    """Refuse a comparison of two settings: the first field that differs is named."""
+    first: dict[str, Run] = {}
+    for run in runs:
+        other = first.setdefault(run.suite, run)
+        for field in differing_fields(run, other):
+            ours, theirs = (r.settings.get(field, "not recorded") for r in (run, other))
+            raise ReportError(
+                f"report: {run.path} has {field} = {ours}, {other.path} has {theirs}; these are different presets "
+                f"and not one comparison (--allow-mixed takes them all the same)"
+            )
+
+
+def _check_members(runs: list[Run]) -> None:
+    seen: dict[tuple[str, Member], Run] = {}
+    for run in runs:
+        for member in run.members:
+            other = seen.setdefault((run.env, member), run)
+            if other is not run:
+                raise ReportError(
+                    f"report: {run.path} and {other.path} both hold {member.variant}, seed {member.seed} on {run.env}; "
+                    f"give one of them (--allow-mixed shows each on its own line)"
+                )
