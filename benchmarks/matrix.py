@@ -4,7 +4,7 @@
 
 Compiling takes far longer than measuring, so each configuration is a process of its own and all of them compile at the
 same time; then they measure one after another, both contenders in turns in one process, while the others wait. Work is
-ENV:MEMBERS[:CONTENDER,CONTENDER...]; gymnax environments use PureJaxRL's network, an MLP of 64 and 64.
+ENV[@BACKEND]:MEMBERS[:CONTENDER,CONTENDER...]; gymnax environments use PureJaxRL's network, an MLP of 64 and 64.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SAME_NETWORK = {"torso": "mlp", "hidden": "64,64", "activation": "tanh", "layer_
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", nargs="+", help="ENV:MEMBERS[:CONTENDERS]")
+    parser.add_argument("work", nargs="+", help="ENV[@BACKEND]:MEMBERS[:CONTENDERS]")
     parser.add_argument("--purejaxrl", required=True)
     parser.add_argument("--out", required=True, help="JSON file; must not exist")
     parser.add_argument("--seconds", type=float, default=1.0, help="of one measurement")
@@ -63,11 +63,13 @@ def conduct(options: argparse.Namespace) -> None:
 def work(options: argparse.Namespace, description: str) -> None:
     """Compile the contenders, wait for the turn, measure, and add the rows to the results."""
     from nextpolicy.bench import contenders, peers
-    from nextpolicy.bench.main import measure, table
+    from nextpolicy.bench.main import lengths, measure, table
 
     env, count, *rest = description.split(":")
+    env, _, backend = env.partition("@")
     members, turns = int(count), Path(options.turns)
-    fields: dict[str, Any] = SAME_NETWORK if env.startswith("gymnax/") else {}
+    fields: dict[str, Any] = dict(SAME_NETWORK) if env.startswith("gymnax/") else {}
+    fields |= {"env_options": {"backend": backend}} if backend else {}
     made = []
     for name in rest[0].split(",") if rest else ["ppo", "purejaxrl"]:
         if name == "purejaxrl":
@@ -77,16 +79,17 @@ def work(options: argparse.Namespace, description: str) -> None:
         else:
             algo = "ppo,sv-static,sv-dynamic" if name == "all" else name
             made.append(contenders.ours(env, algo, members, fields))
+    rounds = lengths(made, options.seconds)  # compiles all there is to compile
     (turns / f"ready-{os.getpid()}").touch()
     while not (turns / "go").exists():
         time.sleep(0.2)
     with (turns / "turn").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
-        rows = measure(made, members, options.seconds, options.repeats)
+        rows = measure(made, members, rounds, options.repeats)
         print(f"{env}\n{table(rows)}", flush=True)
         file = Path(options.out)
         before = json.loads(file.read_text() or "[]")
-        file.write_text(json.dumps([*before, *({"env": env, **row} for row in rows)], indent=1))
+        file.write_text(json.dumps([*before, *({"env": env, "backend": backend, **row} for row in rows)], indent=1))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def test_rates_are_ratios_to_the_first_contender_and_overhead_is_taken_off(monke
         Contender("slow", 100, taking(0.1), notes={"overhead": overhead}),
         Contender("fast", 100, taking(0.05), notes={"overhead": overhead}),
     ]
-    rows = bench.measure(made, members=1, seconds=1.0, repeats=3)
+    rows = bench.measure(made, members=1, rounds=bench.lengths(made, 1.0), repeats=3)
     assert [r["steps_per_second"] for r in rows] == pytest.approx([1000, 2000])
     assert [r["ratio"] for r in rows] == pytest.approx([1.0, 2.0])
 

@@ -44,7 +44,8 @@ def main(arguments: list[str], parser_class: Any, parse: Callable[..., Any]) -> 
     rows = []
     for members in _counts(options.members):
         made = [_make(n, options.env, members, fields, options) for n in names]
-        rows += measure([c for c in made if c is not None], members, options.seconds, options.repeats)
+        present = [c for c in made if c is not None]
+        rows += measure(present, members, lengths(present, options.seconds), options.repeats)
     print(table(rows))
     if options.out:
         write_json(Path(options.out), {"env": options.env, "fields": fields, "rows": rows, "about": describe_machine()})
@@ -80,9 +81,8 @@ def _make(name: str, env: str, members: int, fields: dict[str, Any], options: An
     return peers.purejaxrl(options.purejaxrl, env, members, fields)
 
 
-def measure(made: list[Contender], members: int, seconds: float, repeats: int) -> list[dict[str, Any]]:
+def measure(made: list[Contender], members: int, rounds: dict[str, int], repeats: int) -> list[dict[str, Any]]:
     """Rates of all contenders, taken in turns so that a slow minute of the machine hits them alike."""
-    rounds = {c.name: _length(c, seconds) for c in made}
     times: dict[str, list[float]] = {c.name: [] for c in made}
     for _ in range(repeats):
         for c in made:
@@ -104,14 +104,26 @@ def measure(made: list[Contender], members: int, seconds: float, repeats: int) -
     ]
 
 
+def lengths(made: list[Contender], seconds: float) -> dict[str, int]:
+    """Rounds for each to take about `seconds`, all warm.
+
+    A contender whose every length is a program of its own (it has an `overhead`) takes those of the one before it:
+    finding its own would cost further compilations.
+    """
+    found: dict[str, int] = {}
+    for c in made:
+        borrowed = list(found.values())[-1:] if "overhead" in c.notes else []
+        found[c.name] = borrowed[0] if borrowed else _length(c, seconds)
+        c.run(found[c.name])
+    return found
+
+
 def _length(c: Contender, seconds: float) -> int:
     """Rounds that take about `seconds`, warm."""
     c.run(2)
     fixed = timed(c.notes["overhead"]) if "overhead" in c.notes else 0.0
     each = max((timed(lambda: c.run(2)) - fixed) / 2, 1e-5)
-    rounds = int(min(max(seconds / each, 2), 2000))
-    c.run(rounds)  # a contender that compiles per length does it here
-    return rounds
+    return int(min(max(seconds / each, 2), 2000))
 
 
 def peak_memory() -> int:

@@ -10,6 +10,7 @@ import importlib.util
 import sys
 import time
 import types
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def purejaxrl(path: str, env: str, members: int, fields: dict[str, Any]) -> Cont
         "NORMALIZE_ENV": True,
         "DEBUG": False,
     }
-    make_train = _load_purejaxrl(folder, script)
+    make_train = _load_purejaxrl(folder, script, config.environment.env_options.get("backend"))
     keys = jax.random.split(jax.random.PRNGKey(0), members)
     compiled: dict[int, Any] = {}
 
@@ -63,23 +64,21 @@ def purejaxrl(path: str, env: str, members: int, fields: dict[str, Any]) -> Cont
         compiled[rounds] = train.lower(keys).compile()
         return time.perf_counter() - started
 
-    # Each length is a program of its own, so a run is timed as the difference of two lengths.
-    contender = Contender("purejaxrl", config.batch_size * members, lambda rounds: None, prepare(_SHORT))
+    # Its init and its rounds are one program, one for each number of rounds. No rounds at all tell what init takes.
+    prepare(0)
+    contender = Contender("purejaxrl", config.batch_size * members, lambda rounds: None)
 
     def run(rounds: int) -> Any:
-        if rounds + _SHORT not in compiled:
-            prepare(rounds + _SHORT)
-        return jax.block_until_ready(compiled[rounds + _SHORT](keys))
+        if rounds not in compiled:
+            contender.compile_seconds = prepare(rounds)
+        return jax.block_until_ready(compiled[rounds](keys))
 
     contender.run = run
-    contender.notes["overhead"] = lambda: jax.block_until_ready(compiled[_SHORT](keys))
+    contender.notes["overhead"] = lambda: jax.block_until_ready(compiled[0](keys))
     return contender
 
 
-_SHORT = 2
-
-
-def _load_purejaxrl(folder: Path, script: Path) -> Any:
+def _load_purejaxrl(folder: Path, script: Path, backend: str | None) -> Any:
     """Its `make_train`, with stand-ins for what it imports and does not need here."""
     import_gymnax()
     _stand_in("navix")
@@ -93,6 +92,8 @@ def _load_purejaxrl(folder: Path, script: Path) -> Any:
     module = _load(f"purejaxrl_{script.stem}", script)
     if hasattr(module, "gymnax"):
         module.gymnax = types.SimpleNamespace(make=_legacy_gymnax)
+    if backend is not None:  # it has no setting for it: its wrapper's default is positional
+        module.BraxGymnaxWrapper = partial(module.BraxGymnaxWrapper, backend=backend)
     return module.make_train
 
 
