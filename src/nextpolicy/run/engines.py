@@ -7,17 +7,32 @@ newest whole checkpoint, what failed is tried once more. So a worker, or the who
 from __future__ import annotations
 
 import contextlib
+import math
+import os
+import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from nextpolicy.run.folder import RunError, RunFolder, write_json
-from nextpolicy.run.suite import EVALUATION, SuiteError, Task, is_held, open_folder, state_of
+from nextpolicy.run.suite import (
+    EVALUATION,
+    SuiteError,
+    Task,
+    hold,
+    is_evaluated,
+    is_held,
+    is_trained,
+    open_folder,
+    state_of,
+)
 
 ATTEMPTS = 2  # a failed environment is tried once more
 LOST_WORKERS = 3  # how often Ray starts a task again whose worker died
 POLL_SECONDS = 0.5
+REACH_SECONDS = 10.0
 
 Tell = Callable[[Task, str], None]  # (task, what to show on its line)
 
@@ -60,11 +75,14 @@ def run_task(task: Task, stop: Callable[[], bool], tell: Tell) -> Outcome:
         if is_held(Path(task.path)):
             return Outcome("running", "another process has it")
         try:
-            if state_of(task).state != "done":
+            if not is_trained(task):
                 _train(task, stop, tell)
-            if state_of(task).state != "done":
+            if not is_trained(task):
                 return Outcome("stopped", "time is up; the next call goes on from here")
-            _evaluate(task, tell)
+            if not is_evaluated(task):
+                if stop():
+                    return Outcome("stopped", "trained, but no time left to evaluate; the next call does it")
+                _evaluate(task, tell)
             return Outcome("done")
         except Exception as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -84,8 +102,9 @@ def _train(task: Task, stop: Callable[[], bool], tell: Tell) -> None:
 
     def show(first: int, block: dict[str, Any], observed: Any) -> None:
         done = first + block["accepted"].shape[1]
-        facts = progress.facts_of(block, 0.0)
-        tell(task, f"round {done}/{task.config.num_rounds}, return {facts['return']:.4g}")
+        mean = progress.facts_of(block, 0.0)["return"]
+        returns = f"return {mean:.4g}" if math.isfinite(mean) else "no episode has ended yet"
+        tell(task, f"round {done}/{task.config.num_rounds}, {returns}")
 
     try:
         training.run_job(job, folder, resume=resume, quiet=True, on_block=show, stop=stop)
@@ -95,28 +114,37 @@ def _train(task: Task, stop: Callable[[], bool], tell: Tell) -> None:
 
 def _evaluate(task: Task, tell: Tell) -> None:
     """The target policy over whole episodes, once; the score of a run is that of the policy that collects."""
-    path = Path(task.path) / EVALUATION
-    if path.exists() or not task.evaluate_episodes:
-        return
     from nextpolicy.run import api
 
     tell(task, "evaluating the target policy")
-    table = api.load(task.path).evaluate(task.evaluate_episodes)
-    write_json(path, table.to_dict("records"))
+    folder = hold(Path(task.path))
+    try:
+        table = api.load(task.path).evaluate(task.evaluate_episodes)
+        write_json(folder.path / EVALUATION, table.to_dict("records"))
+        if "reason" in folder.status():  # of an evaluation that failed before
+            _set_status(folder, "finished")
+    finally:
+        folder.unlock()
 
 
 def _note_failure(task: Task, reason: str) -> None:
-    """What went wrong before training began (an extra that is not there, say) is not in the folder yet."""
-    folder = RunFolder(Path(task.path))
+    """Training notes its own failures; what failed before it (an extra that is not there, say) or after it is not yet
+    in the folder."""
     try:
-        if not (folder.path / "config.json").is_file():
-            folder, _ = open_folder(task)
-        if folder.status().get("state") != "finished" and "reason" not in folder.status():
-            folder.set_status("failed", rounds_done=0, rounds=task.config.num_rounds, reason=reason)
+        folder, _ = open_folder(task)
     except (OSError, RunError):
-        return  # the folder itself is the fault; the outcome says so
+        return  # the folder itself is the fault, or another process has it; the outcome says so
+    try:
+        state = "finished" if is_trained(task) else "failed"
+        _set_status(folder, state, rounds=task.config.num_rounds, reason=reason)
     finally:
         folder.unlock()
+
+
+def _set_status(folder: RunFolder, state: str, **facts: Any) -> None:
+    """The status with these facts changed; a reason only if it is among them."""
+    kept = {k: v for k, v in folder.status().items() if k not in ("state", "time", "reason")}
+    folder.set_status(state, **{"rounds_done": 0, **kept, **facts})
 
 
 class LocalEngine:
@@ -149,6 +177,7 @@ class RayEngine:
         ray = self.ray
         ours = not ray.is_initialized()
         if ours:
+            _check_address(self.address or os.environ.get("RAY_ADDRESS"))
             try:
                 ray.init(address=self.address, log_to_driver=False, logging_level="warning")
             except (ConnectionError, ValueError, RuntimeError) as error:
@@ -173,8 +202,15 @@ class RayEngine:
     def _run(self, tasks: Sequence[Task], until: float | None, tell: Tell) -> list[Outcome]:
         ray = self.ray
         remote = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=LOST_WORKERS)(_on_worker)
-        waiting = {remote.remote(task, until, max(1, int(self.cpus))): task for task in tasks}
         outcomes: dict[str, Outcome] = {}
+        waiting: dict[Any, Task] = {}
+        for task in tasks:
+            if state_of(task).state == "done":
+                outcomes[task.env] = Outcome("done")
+                tell(task, "done")
+            else:  # workers may have another working folder than this process
+                theirs = replace(task, path=os.path.abspath(task.path))
+                waiting[remote.remote(theirs, until, max(1, int(self.cpus)))] = task
         while waiting:
             ready, _ = ray.wait(list(waiting), timeout=POLL_SECONDS)
             for reference in ready:
@@ -186,6 +222,17 @@ class RayEngine:
                 if state.state == "running":
                     tell(task, f"round {state.rounds_done}/{state.rounds}")
         return [outcomes[task.env] for task in tasks]
+
+
+def _check_address(address: str | None) -> None:
+    """Ray itself tries for ten minutes to reach a cluster that is not there."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():  # none given, `auto` or `local`
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise SuiteError(f"engine: no Ray cluster at {address} ({error})") from None
 
 
 def _on_worker(task: Task, until: float | None, cpus: int) -> tuple[str, str]:
@@ -213,6 +260,9 @@ def _words(outcome: Outcome) -> str:
 
 def make(name: str, *, address: str | None = None, cpus: float = 1, gpus: float | None = None) -> Engine:
     """The engine of this name."""
+    for what, amount in (("cpus", cpus), ("gpus", gpus)):
+        if amount is not None and not (math.isfinite(amount) and amount >= 0):
+            raise SuiteError(f"{what}: got {amount}, takes a number of at least 0")
     if name == "local":
         return LocalEngine()
     if name == "ray":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import re
+import time
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -146,6 +147,11 @@ def _validated(raw: dict[str, Any], stem: str) -> Suite:
         raise SuiteError(f"environments: got {environments!r}, takes a list of one or more environment ids")
     if len(set(map(slug, environments))) != len(environments):
         raise SuiteError("environments: got one twice, takes each once")
+    for env in environments:
+        _check_prefix(env)
+    name = raw.get("name", stem)
+    if not isinstance(name, str) or not re.fullmatch(r"[^/\\\0]*[^/\\\0.][^/\\\0]*", name):
+        raise SuiteError(f"name: got {name!r}, takes a word that can be a folder's name")
     episodes = raw.get("evaluate_episodes", 32)
     if not isinstance(episodes, int) or isinstance(episodes, bool) or episodes < 0:
         raise SuiteError(f"evaluate_episodes: got {episodes!r}, takes a whole number of at least 0")
@@ -162,12 +168,16 @@ def _validated(raw: dict[str, Any], stem: str) -> Suite:
         for key in ("algo", "seeds", "env"):
             if key in where:
                 raise SuiteError(f"{key}: is a key of the suite itself, not of its fields")
-    algo, seeds = raw.get("algo", list(ALGOS)), raw.get("seeds", 8)
+    algo, seeds, preset = raw.get("algo", list(ALGOS)), raw.get("seeds", 8), raw.get("preset")
+    if not isinstance(algo, str | list) or not algo:
+        raise SuiteError(f"algo: got {algo!r}, takes one or a list of {', '.join(ALGOS)}")
+    if not isinstance(preset, str | None):
+        raise SuiteError(f"preset: got {preset!r}, takes a name")
     suite = Suite(
-        name=str(raw.get("name", stem)),
+        name=name,
         about=str(raw.get("about", "")),
         environments=tuple(environments),
-        preset=raw.get("preset"),
+        preset=preset,
         algo=(algo,) if isinstance(algo, str) else tuple(algo),
         seeds=tuple(seeds) if isinstance(seeds, list) else seeds,
         evaluate_episodes=episodes,
@@ -177,6 +187,17 @@ def _validated(raw: dict[str, Any], stem: str) -> Suite:
     for env in suite.environments:  # a wrong field or value is said now, not hours into the suite
         suite.config(env)
     return suite
+
+
+def _check_prefix(env: str) -> None:
+    """An id without a known suite before its slash is no environment, whatever is installed."""
+    from nextpolicy.envs import build
+
+    known = {**build.SUITES, **build.HOST_SUITES}
+    prefix, slash, name = env.partition("/")
+    if prefix not in known or bool(slash and slug(name)) == (prefix == "four-rooms"):
+        takes = ", ".join(each if each == "four-rooms" else f"{each}/..." for each in known)
+        raise SuiteError(f"environments: got {env!r}, takes ids such as {takes}")
 
 
 def slug(env: str) -> str:
@@ -224,7 +245,7 @@ def check_environments(suite: Suite) -> None:
     from nextpolicy.envs import build
 
     for prefix in dict.fromkeys(env.partition("/")[0] for env in suite.environments):
-        if prefix not in {*build.SUITES, "atari"}:
+        if prefix == "gym":
             continue
         known = build.names(prefix)
         for env in suite.environments:
@@ -233,7 +254,7 @@ def check_environments(suite: Suite) -> None:
 
 
 class State(NamedTuple):
-    """done | running | stopped (by a budget) | cut off | failed (reason) | left."""
+    """done | running | stopped (by a budget) | cut off | failed | left; `reason` says why, or what is left."""
 
     state: str
     rounds_done: int
@@ -248,14 +269,27 @@ def state_of(task: Task) -> State:
     if not (folder.path / "config.json").is_file():
         return State("left", 0, rounds)
     status = folder.status()
-    done = int(status.get("rounds_done", 0))
+    state, reason, done = status.get("state"), str(status.get("reason", "")), status.get("rounds_done")
+    done = done if isinstance(done, int) else 0
     if is_held(folder.path):
         return State("running", done, rounds)
-    if status.get("state") == "finished":
+    if state == "finished" and is_evaluated(task):
         return State("done", rounds, rounds)
-    if status.get("state") == "failed":
-        return State("failed", done, rounds, str(status.get("reason", "")))
-    return State("stopped" if status.get("state") == "stopped" else "cut off", done, rounds)
+    if state == "failed" or (state == "finished" and reason):  # the evaluation failed
+        return State("failed", done, rounds, reason)
+    if state == "finished":
+        return State("stopped", rounds, rounds, "trained, not evaluated yet")
+    return State("stopped" if state == "stopped" else "cut off", done, rounds)
+
+
+def is_trained(task: Task) -> bool:
+    """Whether the last round is done."""
+    return RunFolder(Path(task.path)).status().get("state") == "finished"
+
+
+def is_evaluated(task: Task) -> bool:
+    """Whether the target policy has been evaluated, where the suite asks for it."""
+    return not task.evaluate_episodes or (Path(task.path) / EVALUATION).is_file()
 
 
 def is_held(path: Path) -> bool:
@@ -270,6 +304,16 @@ def is_held(path: Path) -> bool:
     return False
 
 
+def hold(path: Path) -> RunFolder:
+    """The run folder, held. Whoever asks `is_held` has the lock for an instant, so one refusal does not count."""
+    for _ in range(4):
+        try:
+            return RunFolder.open(path).locked()
+        except RunError:
+            time.sleep(0.05)
+    return RunFolder.open(path).locked()
+
+
 def open_folder(task: Task) -> tuple[RunFolder, bool]:
     """The task's folder, held, and whether there is a run in it to go on with.
 
@@ -277,7 +321,7 @@ def open_folder(task: Task) -> tuple[RunFolder, bool]:
     """
     path = Path(task.path)
     if (path / "config.json").is_file():
-        return RunFolder.open(path).locked(), True
+        return hold(path), True
     if path.is_dir():
         if is_held(path):
             raise RunError(f"run: {path} is being written by another process; wait for it or end it")

@@ -14,7 +14,7 @@ from nextpolicy.run import suite as suites
 from nextpolicy.run.suite import State, Suite, SuiteError, Task, state_of
 
 COMMANDS = ("list", "run", "status")
-_UNITS = {"h": 3600, "m": 60, "s": 1}
+MOST_SECONDS = 366 * 24 * 3600  # of a budget
 
 
 def main(arguments: Sequence[str], make_parser: Callable[..., Any], parse: Callable[..., Any]) -> None:
@@ -105,10 +105,12 @@ def _tasks(suite: Suite, options: Any, only: tuple[str, ...] = ()) -> list[Task]
 
 def seconds(text: str) -> float:
     """`25m`, `90s`, `1h30m`, `1.5h` in seconds."""
-    parts = re.findall(r"(\d+(?:\.\d+)?)([hms])", text)
-    if not parts or "".join(n + u for n, u in parts) != text:
+    number = r"(\d+(?:\.\d+)?)"
+    parts = re.fullmatch(f"(?:{number}h)?(?:{number}m)?(?:{number}s)?", text)
+    total = sum(float(n) * unit for n, unit in zip(parts.groups(), (3600, 60, 1), strict=True) if n) if parts else 0.0
+    if not 0 < total < MOST_SECONDS:
         raise SuiteError(f"budget: got {text!r}, takes a time such as 25m, 90s or 1h30m")
-    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+    return total
 
 
 def status_table(tasks: list[Task]) -> str:
