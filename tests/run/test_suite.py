@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -17,13 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
-from nextpolicy.report.comparable import load_all
-from nextpolicy.report.members import member_table
-from nextpolicy.report.tables import all_tables
 from nextpolicy.run import api, cli, engines, metrics, suite, suite_cli, training
 from nextpolicy.run.engines import Deadline, LocalEngine, Outcome, run_task
 from nextpolicy.run.folder import RunError, RunFolder
@@ -605,125 +595,3 @@ def test_status_estimates_the_time_left(tmp_path):
     assert first.split() == ["probe/action", "stopped", "2/6", "4", "min"]  # 4 rounds x 32 steps at 0.5 a second
     assert second.split() == ["probe/constant", "left", "0/6", "6", "min"]  # 6 x 32 at the rate of the other
     assert total.split() == ["all", "0", "of", "2", "done", "11", "min"]
-
-
-# Slow: the whole suite, killed and spread
-
-
-def command(out: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "nextpolicy.run.cli", "suite", "run", "smoke", "--out", str(out), "--quiet", *more]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "JAX_PLATFORMS": "cpu"}
-
-
-def tables_of(out: Path) -> tuple[pd.DataFrame, dict, pd.DataFrame]:
-    members = member_table(load_all([out]))
-    return members, *all_tables(members)
-
-
-def assert_same_tables(ours: Path, theirs: Path) -> None:
-    (a, many_a, total_a), (b, many_b, total_b) = tables_of(ours), tables_of(theirs)
-    pd.testing.assert_frame_equal(a, b, check_exact=True)
-    assert list(many_a) == list(many_b)
-    for key, table in many_a.items():
-        pd.testing.assert_frame_equal(table, many_b[key], check_exact=True)
-    pd.testing.assert_frame_equal(total_a, total_b, check_exact=True)
-    assert (a["state"] == "finished").all()
-    assert a["target_score"].notna().all()
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory) -> Path:
-    out = tmp_path_factory.mktemp("uninterrupted")
-    subprocess.run(command(out), check=True, timeout=600, env=environment())
-    return out
-
-
-def files_of(out: Path) -> set[tuple[str, int]]:
-    """Every file with its time: whatever the runner does next changes this."""
-    found = set()
-    for folder, _, names in os.walk(out):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                found.add((f"{folder}/{name}", os.stat(f"{folder}/{name}").st_mtime_ns))
-    return found
-
-
-def wait_for_a_moment(kill: int, out: Path, process: subprocess.Popen, rng: np.random.Generator) -> None:
-    """One kill in five at a blind moment, start-up included, one soon after the first file that is written, and three
-    soon after the first part of metrics or checkpoint, so that however slow the machine is, the suite comes forward."""
-    if kill % 5 == 0:
-        time.sleep(float(rng.uniform(0.2, 6)))
-        return
-    seen = lambda: {f for f in files_of(out) if kill % 5 == 1 or "metrics" in f[0] or "checkpoints" in f[0]}  # noqa: E731
-    before, until = seen(), time.monotonic() + 120
-    while seen() <= before and process.poll() is None and time.monotonic() < until:
-        time.sleep(0.01)
-    time.sleep(float(rng.uniform(0, 1.5)))
-
-
-@pytest.mark.slow
-def test_twenty_kills_change_nothing(tmp_path, uninterrupted):
-    rng = np.random.default_rng(0)
-    began, kills, states = time.monotonic(), 0, []
-    while kills < 20:
-        process = subprocess.Popen(command(tmp_path), env=environment(), stderr=subprocess.DEVNULL)
-        wait_for_a_moment(kills, tmp_path, process, rng)
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-        process.wait()
-        mine = suite.tasks(SUITES["smoke"], tmp_path)
-        states.append(", ".join(f"{state_of(t).state} {state_of(t).rounds_done}" for t in mine))
-        if all(state_of(t).state == "done" for t in mine):  # so that there is work left to cut off
-            shutil.rmtree(mine[kills % 3].path)
-    print(*states, sep="\n")
-    subprocess.run(command(tmp_path), check=True, timeout=600, env=environment())
-    print(f"20 kills and the end took {time.monotonic() - began:.0f} s")
-    assert len(set(states)) > 5, "the kills hit the same moment again and again"
-    assert_same_tables(tmp_path, uninterrupted)
-
-
-def lock_holder(path: Path) -> int | None:
-    """The process that holds a folder's lock."""
-    try:
-        inode = (path / ".lock").stat().st_ino
-    except FileNotFoundError:
-        return None
-    for line in Path("/proc/locks").read_text().splitlines():
-        fields = line.split()
-        if fields[1] == "FLOCK" and int(fields[5].split(":")[-1]) == inode:
-            return int(fields[4])
-    return None
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_two_ray_workers_give_the_same_tables_and_one_may_die(tmp_path, uninterrupted):
-    ray = pytest.importorskip("ray", reason="needs the extra `ray`")
-    victim = tmp_path / suite.slug(SUITES["smoke"].environments[0])
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    killed: list[int] = []
-
-    def kill_one(task: Task, text: str) -> None:
-        """Once the first environment has a checkpoint and is at work, end its worker."""
-        status = RunFolder(victim).status() if victim.exists() else {}
-        holder = lock_holder(victim)
-        if not killed and holder and holder != os.getpid() and 8 <= status.get("rounds_done", 0) < 48:
-            os.kill(holder, signal.SIGKILL)
-            killed.append(int(status["rounds_done"]))
-
-    engines.POLL_SECONDS = 0.02
-    try:
-        tasks = suite.tasks(SUITES["smoke"], tmp_path)
-        outcomes = engines.RayEngine(cpus=1, gpus=0).run(tasks, None, kill_one)
-    finally:
-        engines.POLL_SECONDS = 0.5
-        ray.shutdown()
-    assert [o.state for o in outcomes] == ["done"] * 3
-    assert killed, "no worker was killed"
-    print(f"a worker was killed after {killed[0]} of 48 rounds")
-    assert json.loads((victim / "status.json").read_text())["rounds_done"] == 48
-    assert_same_tables(tmp_path, uninterrupted)
