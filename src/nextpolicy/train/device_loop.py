@@ -56,7 +56,7 @@ def member_round(
     key_next, key_collect = jax.random.split(agent.key)
     agent = agent._replace(key=key_next)
     workers, rollout, episodes = collect(setup, hypers, agent, workers, _shard_key(setup, key_collect), warming)
-    learn = partial(learn_round, setup, hypers)
+    learn = jax.jit(partial(learn_round, setup, hypers))  # traced once, though its shapes are asked for first
     if warming is None:
         agent, metrics = learn(agent, rollout, episodes)
         return LearnerState(agent, workers), metrics
@@ -66,20 +66,12 @@ def member_round(
     return LearnerState(agent, workers), metrics
 
 
-def member_block(
-    setup: Setup,
-    observer: Observer | None,
-    capacity: int,
-    rounds: Array,
-    warming: Array | None,
-    hypers: Hypers,
-    state: LearnerState,
-) -> tuple[LearnerState, Metrics, PyTree]:
-    """`rounds` rounds of one member; row i of each output belongs to the i-th of them."""
-
-    def one_round(state: LearnerState) -> tuple[LearnerState, tuple[Metrics, PyTree]]:
-        state, metrics = member_round(setup, hypers, state, warming)
-        return state, (metrics, None if observer is None else observer(setup, state))
+def repeat_rounds(
+    one_round: Callable[[LearnerState], tuple[LearnerState, PyTree]], capacity: int, rounds: Array, state: LearnerState
+) -> tuple[LearnerState, PyTree]:
+    """`rounds` rounds; row i of each output [capacity, ...] is what the i-th of them gave."""
+    # Under a jit of its own, asking for its shapes does not trace it twice: an environment can take seconds to trace.
+    one_round = jax.jit(one_round)
 
     def body(i: Array, carry: tuple[LearnerState, PyTree]) -> tuple[LearnerState, PyTree]:
         state, rows = carry
@@ -88,8 +80,7 @@ def member_block(
 
     shapes = jax.eval_shape(one_round, state)[1]
     empty = jax.tree.map(lambda s: jnp.zeros((capacity, *s.shape), s.dtype), shapes)
-    state, (metrics, observed) = jax.lax.fori_loop(0, rounds, body, (state, empty))
-    return state, metrics, observed
+    return jax.lax.fori_loop(0, rounds, body, (state, empty))
 
 
 def over_members(mode: str, function: Callable[..., Any], *arguments: PyTree) -> Any:
@@ -97,6 +88,25 @@ def over_members(mode: str, function: Callable[..., Any], *arguments: PyTree) ->
     if mode == "vmap":
         return jax.vmap(function)(*arguments)
     return jax.lax.map(lambda args: function(*args), arguments)
+
+
+def population_block(
+    mode: str,
+    one_round: Callable[[Hypers, LearnerState], tuple[LearnerState, PyTree]],
+    capacity: int,
+    rounds: Array,
+    hypers: Hypers,
+    state: LearnerState,
+) -> tuple[LearnerState, PyTree]:
+    """`rounds` rounds of every member, outputs [M, capacity, ...].
+
+    Side by side, each round is mapped over members, not each member over rounds: mapping a loop traces its body again.
+    """
+    if mode == "map":
+        member = lambda h, s: repeat_rounds(partial(one_round, h), capacity, rounds, s)  # noqa: E731
+        return over_members(mode, member, hypers, state)
+    state, rows = repeat_rounds(lambda s: over_members(mode, jax.jit(one_round), hypers, s), capacity, rounds, state)
+    return state, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), rows)
 
 
 def population_mode(mode: str) -> str:
@@ -145,7 +155,13 @@ def build_program(
 
     def block(hypers: Hypers, state: LearnerState, rounds: Array, warming: Array) -> Any:
         flag = warming if warm_rounds else None
-        return over_members(mode, partial(member_block, setup, observer, capacity, rounds, flag), hypers, state)
+
+        def one_round(hypers: Hypers, state: LearnerState) -> tuple[LearnerState, tuple[Metrics, PyTree]]:
+            state, metrics = member_round(setup, hypers, state, flag)
+            return state, (metrics, None if observer is None else observer(setup, state))
+
+        state, (metrics, observed) = population_block(mode, one_round, capacity, rounds, hypers, state)
+        return state, metrics, observed
 
     spread = partial(jax.shard_map, mesh=mesh, check_vma=False)
     jit_init = jax.jit(spread(init, in_specs=(members, members), out_specs=state_spec))
