@@ -36,7 +36,8 @@ def bars(suite: str, by_key: dict[tuple[str, str], pd.DataFrame], variants: list
         winner = html.escape(margin({v: rows_of[env] for v, rows_of in shown.items() if env in rows_of}))
         line = f'<i class="one-hundred" style="left:{place(100):.2f}%"></i>'
         head = f'<div class="name">{name(env)}<small>{winner}</small></div>'
-        rows.append(f'<div class="bar-row">{head}<div class="tracks">{line}{tracks}</div></div>')
+        many = " many" * (len(shown) > 4)
+        rows.append(f'<div class="bar-row{many}">{head}<div class="tracks">{line}{tracks}</div></div>')
     axis = "".join(f'<span style="left:{place(m):.2f}%">{m:g} %</span>' for m in marks(low, high))
     axis = f'<div class="bar-row" aria-hidden="true"><div></div><div class="axis">{axis}</div></div>'
     several = len({s for s, _ in by_key}) > 1
@@ -49,8 +50,18 @@ def name(env: str) -> str:
     return html.escape(env).replace("/", "/<wbr>").replace("_", "_<wbr>")
 
 
+def variant_name(variant: str) -> str:
+    """A variant, which may break before and within its swept values."""
+    return html.escape(variant).replace("[", "<wbr>[").replace(",", ",<wbr>")
+
+
+def paint(index: int) -> str:
+    """Class and style of what has a variant's colour; stripes tell a colour's second use from its first."""
+    return f'class="{"again" if index >= COLOURS else "once"}" style="--c: var(--c{index % COLOURS})'
+
+
 def swatch(index: int) -> str:
-    return f'<span class="swatch" style="--c: var(--c{index % COLOURS})"></span>'
+    return f'<span class="swatch"><i {paint(index)}"></i></span>'
 
 
 def span(values: list[float]) -> tuple[float, float]:
@@ -75,7 +86,7 @@ def _track(variant: str, row: dict[str, Any], variants: list[str], place: Callab
         why = html.escape(row["note"] or "no score")
         return f'<div class="track" data-of="{index}" {title}><span class="note">{why}</span></div>'
     start, end = sorted((place(100), place(value)))
-    bar = f'<i style="left:{start:.2f}%;width:{end - start:.2f}%;--c: var(--c{index % COLOURS})"></i>'
+    bar = f'<i {paint(index)};left:{start:.2f}%;width:{end - start:.2f}%"></i>'
     whisker = ""
     if math.isfinite(row["score_pct_of_ppo_low"]):
         low, high = row["score_pct_of_ppo_low"], row["score_pct_of_ppo_high"]

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from nextpolicy.report.bars import margin
-from nextpolicy.report.files import write
+from nextpolicy.report.drawing import colour_of, is_second, labelled, legend, percent_scale, plain, save
 from nextpolicy.report.runs import Run
 from nextpolicy.report.text import SUITE_NAMES
 
-COLOURS = ("#5a636e", "#c2410c", "#0f62ce", "#15803d", "#9333ea", "#b45309", "#0e7490", "#be185d")
 POINTS = 250  # of a curve
 WIDTH = 3.3  # inches of one panel
 Tables = dict[tuple[str, str], pd.DataFrame]
@@ -44,20 +40,6 @@ def write_all(runs: Sequence[Run], members: pd.DataFrame, tables: Tables, folder
     return written
 
 
-def save(figure: Figure, stem: Path) -> None:
-    """stem.svg and stem.png; the same figure gives the same bytes."""
-    FigureCanvasAgg(figure)
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "nextpolicy"}):
-        for kind, options in (("png", {"dpi": 130}), ("svg", {"metadata": {"Date": None}})):
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format=kind, facecolor="white", **options)
-            write(stem.with_name(f"{stem.name}.{kind}"), buffer.getvalue())
-
-
-def _colour(variant: str, variants: Sequence[str]) -> str:
-    return COLOURS[list(variants).index(variant) % len(COLOURS)]
-
-
 def bars(suite: str, tables: dict[str, pd.DataFrame], variants: Sequence[str]) -> Figure:
     """Score relative to PPO, in percentage points above or below, with 95 % intervals and the winner's margin."""
     rows = {v: t.set_index("env").to_dict("index") for v, t in tables.items()}
@@ -74,51 +56,34 @@ def bars(suite: str, tables: dict[str, pd.DataFrame], variants: Sequence[str]) -
             [by_env.get(env, {}).get(f"score_pct_of_ppo_{e}", np.nan) - 100 for env in envs] for e in ("low", "high")
         ]
         error = np.nan_to_num(np.abs(np.array(ends) - value))
-        axes.barh(at, np.nan_to_num(value), height, color=_colour(variant, variants), label=variant)
+        hatch = "//" if is_second(variant, variants) else None
+        shade = colour_of(variant, variants)
+        axes.barh(at, np.nan_to_num(value), height, color=shade, label=variant, hatch=hatch, edgecolor="white", lw=0)
         axes.errorbar(np.nan_to_num(value), at, xerr=error, fmt="none", ecolor="#1d2126", elinewidth=0.9)
         for y, v in zip(at, value):
             if math.isnan(v):
                 axes.annotate("no percentage", (0, y), (4, 0), textcoords="offset points", va="center", fontsize=6)
     axes.axvline(0, color="black", linewidth=1)
-    _percent_scale(axes, "x", [v for t in tables.values() for v in t["score_pct_of_ppo"] - 100])
+    axes.set_ylim(-0.6, len(envs) - 0.4)
+    percent_scale(axes, "x", [v for t in tables.values() for v in t["score_pct_of_ppo"] - 100])
     names = [f"{env}\n{margin({v: r[env] for v, r in rows.items() if env in r})}" for env in envs]
     axes.set_yticks(range(len(envs)), names, fontsize=7)
     axes.tick_params(axis="x", labelsize=8)
     axes.set_xlabel("score, percentage points above PPO's mean (95 % interval)", fontsize=8)
     axes.set_title(SUITE_NAMES.get(suite, suite), fontsize=10)
     axes.tick_params(axis="y", length=0)
-    figure.legend(loc="outside upper center", ncols=4, fontsize=8, frameon=False)
-    _plain(axes, "x")
+    legend(figure, labelled([axes]))
+    plain(axes, "x")
     return figure
-
-
-def _plain(axes: Any, grid: str) -> None:
-    """Lines of a grid instead of a frame."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["bottom", "left"]].set_color("#999999")
-    axes.grid(axis=grid, color="#e4e4e4", linewidth=0.6)
-    axes.set_axisbelow(True)
-
-
-def _percent_scale(axes: Any, which: str, values: Sequence[float]) -> None:
-    """Linear, or linear about 0 and logarithmic beyond where one environment would flatten the others."""
-    if max((abs(v) for v in values if math.isfinite(v)), default=0.0) <= 60:
-        return
-    getattr(axes, f"set_{which}scale")("symlog", linthresh=20)
-    axis = getattr(axes, f"{which}axis")
-    axis.set_major_locator(FixedLocator([-1000, -300, -100, -50, -20, 0, 20, 50, 100, 300, 1000, 3000]))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g}" if value else "0"))
-    axis.set_minor_locator(NullLocator())
 
 
 def _finish(figure: Figure, axes: list[Any], label: str) -> Figure:
     """One legend for all panels, and what the axes mean."""
-    entries = {text: handle for each in axes for handle, text in zip(*each.get_legend_handles_labels(), strict=True)}
-    figure.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=4, fontsize=8, frameon=False)
+    legend(figure, labelled(axes))
     for each in axes:
         each.xaxis.set_major_locator(MaxNLocator(5))
         each.xaxis.set_major_formatter(EngFormatter(sep=""))
-        _plain(each, "y")
+        plain(each, "y")
     figure.supxlabel("environment steps", fontsize=8)
     figure.supylabel(label, fontsize=8)
     return figure
@@ -172,7 +137,7 @@ def _wide(runs: Sequence[Run], variant: str, values: Callable[[pd.DataFrame], pd
     return pd.concat(found, axis=1) if found else pd.DataFrame()
 
 
-def _band(axes: Any, table: pd.DataFrame, colour: str, label: str, steps: int) -> None:
+def _band(axes: Any, table: pd.DataFrame, variants: Sequence[str], variant: str, steps: int) -> None:
     """Median and quartiles over seeds, smoothed over a fiftieth of the rounds, against environment steps."""
     if table.empty:
         return
@@ -182,7 +147,8 @@ def _band(axes: Any, table: pd.DataFrame, colour: str, label: str, steps: int) -
     smooth = smooth.iloc[:: max(1, len(table) // POINTS)]  # smoothed over more rounds than are left out
     low, middle, high = (smooth.quantile(q, axis=1) for q in (0.25, 0.5, 0.75))
     x = (smooth.index.to_numpy() + 1) * steps
-    axes.plot(x, middle, color=colour, linewidth=1.3, label=label)
+    colour, style = colour_of(variant, variants), "--" if is_second(variant, variants) else "-"
+    axes.plot(x, middle, style, color=colour, linewidth=1.3, label=variant)
     axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
 
 
@@ -199,7 +165,7 @@ def learning_curves(runs: Sequence[Run], variants: Sequence[str]) -> Figure | No
     for each, (env, own) in zip(axes, grouped.items(), strict=True):
         for variant in variants:
             table = _wide(own, variant, lambda f: f["episode_return"])
-            _band(each, table, _colour(variant, variants), variant, _steps(own))
+            _band(each, table, variants, variant, _steps(own))
         _frame(each, env, own)
     return _finish(figure, axes, "return: median and quartiles over seeds")
 
@@ -216,7 +182,7 @@ def diff_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | None:
     for each, (env, own) in zip(axes, grouped.items(), strict=True):
         for variant in chosen:
             positive = lambda f: f["diff_over_threshold"].where(f["diff_over_threshold"] > 0)  # noqa: E731
-            _band(each, _wide(own, variant, positive), _colour(variant, variants), variant, _steps(own))
+            _band(each, _wide(own, variant, positive), variants, variant, _steps(own))
         each.axhline(1, color="black", linestyle="--", linewidth=0.8)
         each.set_yscale("log")
         _frame(each, env, own)
@@ -234,8 +200,8 @@ def lifespan_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | No
         right.tick_params(labelsize=7)
         right.yaxis.set_major_locator(MaxNLocator(4, integer=True))
         for variant in (v for v in variants if not v.startswith("ppo")):
-            colour = _colour(variant, variants)
-            _band(each, _wide(own, variant, lambda f: f["episode_return"]), colour, variant, _steps(own))
+            colour = colour_of(variant, variants)
+            _band(each, _wide(own, variant, lambda f: f["episode_return"]), variants, variant, _steps(own))
             lived = _wide(own, variant, lambda f: f["rounds_held"].where(f["accepted"].astype(bool)).bfill())
             if not lived.empty:
                 lived = lived.iloc[:: max(1, len(lived) // POINTS)]
@@ -255,7 +221,8 @@ def scatter(suite: str, tables: dict[str, pd.DataFrame], variants: Sequence[str]
     for variant, table in tables.items():
         usable = table[(table["kl_target_x_ppo"] > 0) & table["score_pct_of_ppo"].notna()]
         x, y = np.log10(usable["kl_target_x_ppo"]), usable["score_pct_of_ppo"] - 100
-        axes.scatter(x, y, color=_colour(variant, variants), s=28, label=variant, zorder=3)
+        marker = "s" if is_second(variant, variants) else "o"
+        axes.scatter(x, y, color=colour_of(variant, variants), s=28, label=variant, marker=marker, zorder=3)
         for env, *point in zip(usable["env"], x, y):
             joined.setdefault(env, []).append((point[0], point[1]))
     for env, points in joined.items():
@@ -264,13 +231,13 @@ def scatter(suite: str, tables: dict[str, pd.DataFrame], variants: Sequence[str]
     axes.scatter([0], [0], marker="+", s=90, color="black", label="PPO", zorder=4)
     axes.axhline(0, color="#bbbbbb", linewidth=0.8)
     axes.axvline(0, color="#bbbbbb", linewidth=0.8)
-    _percent_scale(axes, "y", [v for t in tables.values() for v in t["score_pct_of_ppo"] - 100])
+    percent_scale(axes, "y", [v for t in tables.values() for v in t["score_pct_of_ppo"] - 100])
     axes.margins(x=0.15)
     axes.tick_params(labelsize=8)
     axes.set_xlabel("log10 of KL(target before, after) in multiples of PPO's", fontsize=8)
     axes.set_ylabel("score, percentage points above PPO", fontsize=8)
     seeds = [int(n) for t in tables.values() for n in t.loc[t["score_pct_of_ppo"].notna(), "seeds"]]
     axes.set_title(f"{SUITE_NAMES.get(suite, suite)} (at least {min(seeds, default=0)} seeds each)", fontsize=10)
-    figure.legend(loc="outside upper center", ncols=4, fontsize=8, frameon=False)
-    _plain(axes, "both")
+    legend(figure, labelled([axes]))
+    plain(axes, "both")
     return figure

@@ -14,7 +14,7 @@ import pandas as pd
 
 from nextpolicy._version import __version__
 from nextpolicy.report import bars, curves, text
-from nextpolicy.report.bars import name, swatch
+from nextpolicy.report.bars import name, swatch, variant_name
 from nextpolicy.report.runs import Run
 from nextpolicy.report.tables import Comparison
 from nextpolicy.report.text import Column, number
@@ -122,7 +122,7 @@ def _tile(row: dict[str, Any], by_key: dict[tuple[str, str], pd.DataFrame], vari
     where += f" of {text.SUITE_NAMES.get(row['suite'], row['suite'])}" * (len({s for s, _ in by_key}) > 1)
     return (
         f'<div class="tile" data-of="{index}" style="--c: var(--c{index % bars.COLOURS})">'
-        f"<span>{html.escape(row['variant'])}</span><strong>{number(row['median_pct_ppo'], places=1)} %</strong>"
+        f"<span>{variant_name(row['variant'])}</span><strong>{number(row['median_pct_ppo'], places=1)} %</strong>"
         f"<span>of PPO's score, median {html.escape(interval)}</span>"
         f"<small>significantly better on {better}, worse on {worse} of {html.escape(where)}</small></div>"
     )
@@ -144,7 +144,7 @@ def _data(environments: dict[str, list[Run]], variants: list[str], watch: str) -
 
 def _controls(variants: list[str]) -> str:
     buttons = "".join(
-        f'<button type="button" aria-pressed="true" data-variant="{i}">{swatch(i)}{html.escape(v)}</button>'
+        f'<button type="button" aria-pressed="true" data-variant="{i}">{swatch(i)}{variant_name(v)}</button>'
         for i, v in enumerate(variants)
     )
     members = '<button type="button" aria-pressed="true" id="members">single seeds</button>'
@@ -154,7 +154,7 @@ def _controls(variants: list[str]) -> str:
 def _heading(suite: str, variant: str, variants: list[str]) -> str:
     index = variants.index(variant)
     of = html.escape(text.SUITE_NAMES.get(suite, suite))
-    return f'<h3 data-of="{index}">{swatch(index)}{html.escape(variant)} <small>{of}</small></h3>'
+    return f'<h3 data-of="{index}">{swatch(index)}{variant_name(variant)} <small>{of}</small></h3>'
 
 
 def _table(table: pd.DataFrame, columns: Sequence[Column], variants: list[str]) -> str:
@@ -186,7 +186,7 @@ def _cell(cell: text.Cell, heading: str, record: dict[str, Any], *, first: bool)
         return f'<td class="lost" data-key="{key}" title="{html.escape(record["note"])}">{html.escape(shown)}</td>'
     key = "-inf" if key == -math.inf else key
     opening, closing = ('th scope="row"', "th") if first else ("td", "td")
-    words = name(shown) if first else html.escape(shown)
+    words = (variant_name if heading == "Variant" else name)(shown) if first else html.escape(shown)
     return f'<{opening}{_kind(heading)} data-key="{html.escape(str(key))}">{words}</{closing}>'
 
 
