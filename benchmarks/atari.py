@@ -1,19 +1,22 @@
 """Atari on one machine: how fast, at what cost over the emulators, and what is learned in minutes.
 
-    python benchmarks/atari.py --out results/atari            both parts, within --minutes
-    python benchmarks/atari.py --out results/atari --part speed
-    python benchmarks/atari.py --out results/atari --part learn
+    python benchmarks/atari.py --out results/atari --part speed     within --seconds (150)
+    python benchmarks/atari.py --out results/atari --part learn     within --minutes (9)
+    python benchmarks/atari.py --out results/atari --part figures   from the curves.csv that lies there
+    python benchmarks/atari.py --out results/atari --part kernels   ways to compute the Nature network's gradient
 
-speed   emulator-only steps/s, end-to-end agent steps/s with one and two groups (overlap off and on), PPO against
-        SV-PPO, all in one process, rounds of the contenders taken in turn; medians over rounds, in speed.json
-learn   PPO and SV-PPO on each game one after the other in one program each, for an equal number of steps that fills the
-        time left, beside a random policy; curves.csv and scores.json
+speed   emulator-only steps/s, then end-to-end agent steps/s by network, precision and number of groups, PPO against
+        SV-PPO, all in one process, rounds of the contenders taken in turn; medians over rounds, and where their time
+        goes; speed.json is written anew after every network
+learn   PPO and SV-PPO on each game, all advanced in turn until the time is up, beside a random policy; curves.csv grows
+        with every round, scores.json every few seconds: whenever it is cut off, what there is is usable
+
+Compilation is included in both limits.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import platform
@@ -25,29 +28,27 @@ from typing import Any
 import jax
 import numpy as np
 
-from nextpolicy import presets
-from nextpolicy.run.training import make_job
-from nextpolicy.train.host_loop import HostLoop
+import atari_learning
+from atari_rounds import Contender, act_seconds
+from atari_settings import config, write
+from nextpolicy.run.training import enable_cache, make_job
 
-# The paper's settings are for 5e7 steps. A run of minutes has a hundredth of that: a shorter horizon, a higher learning
-# rate, clipped rewards and a gate that opens within a few rounds.
-SHORT_RUN: dict[str, Any] = {
-    "learning_rate": 5e-4,
-    "gamma": 0.99,
-    "advantage_kind": "next",
-    "delta_v": 0.05,
-    "k_min": 1,
-    "k_max": 8,
-    "decay_fraction": 0.0,
-    "env_options": {"clip_reward": True},
-}
+# Network and precision, then its rows: algorithm and groups. Most important first: what does not fit is left out.
+ROWS: list[tuple[str, str, list[tuple[str, int]]]] = [
+    ("nature", "float32", [("ppo", 1), ("ppo", 2), ("ppo", 4), ("sv-dynamic", 4)]),
+    ("nature", "bfloat16", [("ppo", 2), ("ppo", 4), ("sv-dynamic", 4)]),
+    ("impala", "bfloat16", [("ppo", 2), ("ppo", 4), ("sv-dynamic", 4)]),
+]
 
 
 def main() -> None:
-    options = parse()
     started = time.monotonic()
+    options = parse()
     out = Path(options.out)
+    if options.part == "figures":
+        return atari_learning.figures(out)
     out.mkdir(parents=True, exist_ok=True)
+    enable_cache()
     about = {
         "device": jax.devices()[0].device_kind,
         "cores": len(os.sched_getaffinity(0)),
@@ -55,55 +56,71 @@ def main() -> None:
         "jax": jax.__version__,
         "settings": {name: value for name, value in vars(options).items() if name != "out"},
     }
-    if options.part in ("both", "speed"):
-        write(out / "speed.json", {**about, **speed(options)})
-    if options.part in ("both", "learn"):
-        learn(options, about, out, started + 60 * options.minutes)
+    if options.part == "speed":
+        speed(options, about, out, started + options.seconds)
+    if options.part == "learn":
+        atari_learning.learn(options, about, out, started + 60 * options.minutes)
+    if options.part == "kernels":
+        import atari_kernels
+
+        write(out / "kernels.json", {**about, **atari_kernels.compare(options.minibatch_size)})
+    return None
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True)
-    parser.add_argument("--part", choices=("both", "speed", "learn"), default="both")
-    parser.add_argument("--minutes", type=float, default=8.0, help="for everything, compilation included")
-    parser.add_argument("--games", nargs="+", default=["Breakout", "Pong"])
-    parser.add_argument("--torso", default="nature", help="of the learning part and of the speed part's main rows")
-    parser.add_argument(
-        "--also",
-        nargs="*",
-        default=["nature:bfloat16", "impala:bfloat16"],
-        help="further torso:dtype rows of the speed part",
-    )
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--part", choices=("speed", "learn", "figures", "kernels"), required=True)
+    parser.add_argument("--seconds", type=float, default=150.0, help="for the speed part, compilation included")
+    parser.add_argument("--minutes", type=float, default=9.0, help="for the learning part, compilation included")
+    parser.add_argument("--games", nargs="+", default=["Breakout", "Pong"], help="the speed part takes the first")
+    known = [f"{torso}:{dtype}" for torso, dtype, _ in ROWS]
+    parser.add_argument("--networks", nargs="+", default=known, choices=known, help="of the speed part")
     parser.add_argument("--num-envs", type=int, default=64)
     parser.add_argument("--rollout-length", type=int, default=128)
     parser.add_argument("--minibatch-size", type=int, default=1024)
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds of each contender")
+    parser.add_argument("--rounds", type=int, default=4, help="timed rounds of each contender, at most")
+    parser.add_argument("--threads", type=int, default=0, help="emulator threads of one group; 0 is one per core")
+    parser.add_argument("--torso", default="nature", help="of the learning part")
+    parser.add_argument("--dtype", default="float32", help="of the learning part")
+    parser.add_argument("--groups", type=int, default=4, help="of the learning part")
     parser.add_argument("--learn-rollout-length", type=int, default=32, help="shorter rounds: more of them fit")
-    parser.add_argument("--learn-minibatch-size", type=int, default=512)
-    parser.add_argument("--random-games", type=int, default=16, help="whole games of the random policy")
+    parser.add_argument("--learn-minibatch-size", type=int, default=256)
+    parser.add_argument("--random-games", type=int, default=32, help="whole games of the random policy")
     parser.add_argument("--image-size", type=int, default=84)
-    return parser.parse_args()
+    options = parser.parse_args()
+    for name in ("seconds", "minutes", "num_envs", "rollout_length", "minibatch_size", "rounds", "random_games"):
+        if getattr(options, name) <= 0:
+            parser.error(f"--{name.replace('_', '-')}: got {getattr(options, name)}, takes a number above 0")
+    return options
 
 
-def config(options: argparse.Namespace, game: str, total: int, **fields: Any) -> Any:
-    """The paper's Atari settings with a network and a length that fit the time."""
-    env_options = {"image_size": options.image_size, **fields.pop("env_options", {})}
-    sizes = {"nature": (512,), "impala": (256,), "mlp": (64,)}
-    defaults = {
-        "torso": options.torso,
-        "hidden": sizes[fields.get("torso", options.torso)],
-        "compute_dtype": options.dtype,
-        "num_envs": options.num_envs,
-        "rollout_length": options.rollout_length,
-        "minibatch_size": options.minibatch_size,
-        "total_env_steps": total,
-        "env_options": env_options,
-    }
-    return presets.build(f"atari/{game}", **{**defaults, **fields})
-
-
-# Speed.
+def speed(options: argparse.Namespace, about: dict[str, Any], out: Path, deadline: float) -> None:
+    """Every row of ROWS that the time allows, between two measurements of the emulators alone."""
+    emulator_speed(options, 1, 32)  # the first frames of a process are slower
+    emulators = {g: [emulator_speed(options, g, 2 * options.rollout_length)] for g in (1, 2, 4)}
+    best = max(rate for rates in emulators.values() for rate in rates)
+    result: dict[str, Any] = {**about, "rows": {}, "left_out": [], "sv_ppo_overhead": {}, "overlap_gain": {}}
+    longest = 0.0
+    for torso, dtype, kinds in ROWS:
+        began = time.monotonic()
+        if f"{torso}:{dtype}" not in options.networks:
+            continue
+        if began + longest > deadline:
+            result["left_out"].append(f"{torso} {dtype}")
+            continue
+        rows = race(options, torso, dtype, kinds, deadline)
+        longest = max(longest, time.monotonic() - began)
+        result["rows"] |= rows
+        summarise(result, f"{torso} {dtype}", rows, emulators, best)
+        write(out / "speed.json", result)
+        print(f"{torso} {dtype}: {longest:.0f} s", flush=True)
+    for groups, rates in emulators.items():
+        rates.append(emulator_speed(options, groups, 2 * options.rollout_length))
+    best = max(statistics.mean(rates) for rates in emulators.values())
+    summarise(result, None, result["rows"], emulators, best)
+    write(out / "speed.json", result)
+    show(result)
 
 
 def emulator_speed(options: argparse.Namespace, groups: int, steps: int) -> float:
@@ -128,162 +145,59 @@ def emulator_speed(options: argparse.Namespace, groups: int, steps: int) -> floa
     return (steps - 1) * options.num_envs / seconds
 
 
-class Contender:
-    """One member with its own loop, advanced a round at a time."""
-
-    def __init__(self, options: argparse.Namespace, algo: str, groups: int, torso: str, dtype: str) -> None:
-        fields = {"algo": algo, "torso": torso, "compute_dtype": dtype, "env_options": {"groups": groups}}
-        job = make_job(config(options, options.games[0], 10**9, **fields))
-        assert job.host is not None
-        self.name = f"{algo} {torso} {dtype} groups={groups}"
-        self.loop = HostLoop(job.setup, job.hypers, job.host, job.seeds)
-        self.state = self.loop.init(job.seeds)
-        self.steps, self.seconds = job.config.batch_size, []
-
-    def round(self, timed: bool = True) -> None:
-        started = time.perf_counter()
-        self.state, _, _ = self.loop.block(self.state, 1)
-        jax.block_until_ready(self.state)
-        if timed:
-            self.seconds.append(time.perf_counter() - started)
-
-    @property
-    def rate(self) -> float:
-        return self.steps / statistics.median(self.seconds)
-
-
-def race(options: argparse.Namespace, torso: str, dtype: str, kinds: list[tuple[str, int]]) -> dict[str, float]:
-    """Median steps/s of contenders whose rounds are taken in turn, so that a slow minute slows all of them."""
+def race(
+    options: argparse.Namespace, torso: str, dtype: str, kinds: list[tuple[str, int]], deadline: float
+) -> dict[str, dict[str, Any]]:
+    """Rows of contenders whose rounds are taken in turn, so that a slow minute slows all of them."""
     contenders = [Contender(options, algo, groups, torso, dtype) for algo, groups in kinds]
-    for contender in contenders:  # the algorithm and the groups are data: one program for all
-        contender.loop.compiled = contenders[0].loop.compiled
-    for contender in contenders:  # the first round compiles, the second meets warm caches
-        contender.round(timed=False)
-        contender.round(timed=False)
-    for _ in range(options.rounds):
-        for contender in contenders:
-            contender.round()
-    rates = {contender.name: contender.rate for contender in contenders}
-    for contender in contenders:
-        contender.loop.close()
-    return rates
-
-
-def speed(options: argparse.Namespace) -> dict[str, Any]:
-    steps = 4 * options.rollout_length
-    emulator_speed(options, 1, steps // 8 + 2)  # the first frames of a process are slower
-    before = {g: emulator_speed(options, g, steps) for g in (1, 2)}
-    kinds = [("ppo", 1), ("ppo", 2), ("ppo", 4), ("sv-dynamic", 2)]
-    rates = race(options, options.torso, options.dtype, kinds)
-    for extra in options.also:
-        torso, _, dtype = extra.partition(":")
-        rates |= race(options, torso, dtype or "float32", [("ppo", 2), ("sv-dynamic", 2)])
-    after = {g: emulator_speed(options, g, steps) for g in (1, 2)}
-    emulator = {g: (before[g] + after[g]) / 2 for g in (1, 2)}
-    best = max(emulator.values())
-    main_row = f"{options.torso} {options.dtype}"
-    ppo, sv, alone = (rates[f"{n} {main_row} groups={g}"] for n, g in (("ppo", 2), ("sv-dynamic", 2), ("ppo", 1)))
-    result: dict[str, Any] = {
-        "emulator_steps_per_second": {f"groups={g}": rate for g, rate in emulator.items()},
-        "end_to_end_steps_per_second": rates,
-        "end_to_end_over_emulator": {name: rate / best for name, rate in rates.items()},
-        "overlap_gain": ppo / alone,
-        "sv_ppo_overhead": ppo / sv - 1.0,
-    }
-    for extra in options.also:
-        torso, _, dtype = extra.partition(":")
-        row = f"{torso} {dtype or 'float32'} groups=2"
-        result[f"sv_ppo_overhead {row}"] = rates[f"ppo {row}"] / rates[f"sv-dynamic {row}"] - 1.0
-    print(json.dumps(result, indent=2), flush=True)
-    return result
-
-
-# Learning.
-
-
-def random_score(options: argparse.Namespace, game: str) -> float:
-    """Mean score of whole games under uniformly random actions."""
-    host = make_job(config(options, game, 10**9)).host
-    assert host is not None
-    episodes = options.random_games
-    pool, rng = host.start(episodes), np.random.default_rng(0)
-    pool.reset(seed=1)
-    total, finished = np.zeros(episodes), np.zeros(episodes, bool)
-    while not finished.all():
-        pool.send(rng.integers(0, host.spec.action.n, episodes).astype(np.int32))
-        step = pool.recv()
-        total += np.where(finished, 0.0, step.score)
-        finished |= step.episode_over
-    pool.close()
-    return float(total.mean())
-
-
-def learn(options: argparse.Namespace, about: dict[str, Any], out: Path, deadline: float) -> None:
-    scores: dict[str, Any] = {**about, "games": {}}
-    with open(out / "curves.csv", "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["game", "variant", "round", "env_steps", "seconds", "episode_return", "episodes", "accepted"])
-        for i, game in enumerate(options.games):
-            budget = (deadline - time.monotonic()) / (len(options.games) - i)
-            scores["games"][game] = learn_game(options, game, budget, writer)
-            file.flush()
-            write(out / "scores.json", scores)
-            print(game, json.dumps(scores["games"][game]), flush=True)
-
-
-def learn_game(options: argparse.Namespace, game: str, budget: float, writer: Any) -> dict[str, Any]:
-    """PPO and SV-PPO side by side: as many rounds as, by the speed of the first, fit into `budget` seconds."""
-    began = time.monotonic()
-    chance = random_score(options, game)
-    batch = options.num_envs * options.learn_rollout_length
-    algos = ("ppo", "sv-dynamic")
-    fields: dict[str, Any] = {"algo": algos, **SHORT_RUN}
-    fields |= {"rollout_length": options.learn_rollout_length, "minibatch_size": options.learn_minibatch_size}
-    trial = make_job(config(options, game, 3 * batch, **fields))
-    seconds = timed_rounds(trial)
-    left = budget - (time.monotonic() - began)
-    rounds = max(4, int((left - 1.5 * seconds["compile"]) / seconds["round"] * 0.92))
-    job = make_job(config(options, game, rounds * batch, **fields))
-    assert job.host is not None
-    loop = HostLoop(job.setup, job.hypers, job.host, job.seeds)
-    state, rows = loop.init(job.seeds), []
-    first = time.monotonic()
     try:
-        for index in range(rounds):
-            state, metrics, _ = loop.block(state, 1)
-            for m, algo in enumerate(algos):
-                values = [float(metrics[k][m, 0]) for k in ("episode_return", "episodes", "accepted")]
-                rows.append((game, algo, index, (index + 1) * batch, time.monotonic() - first, *values))
-                writer.writerow([*rows[-1][:4], f"{rows[-1][4]:.1f}", *(f"{v:.6g}" for v in values)])
-            if time.monotonic() - began > budget:
-                break  # never past the promised time, even if the machine has become slower
+        for contender in contenders:  # the algorithm and the groups are data: one program for all
+            contender.loop.compiled = contenders[0].loop.compiled
+        for contender in contenders:  # the first round compiles
+            contender.round(timed=False)
+        for i in range(options.rounds):
+            if i > 1 and time.monotonic() > deadline:
+                break
+            for contender in contenders:
+                contender.round()
+        rows = {contender.name: contender.row() for contender in contenders}
+        for contender in contenders:
+            rows[contender.name]["one act, ms"] = act_seconds(contender)
     finally:
-        loop.close()
-    done = rows[-1][2] + 1
-    result = {"random": chance, "env_steps": done * batch, "rounds": done, "planned_rounds": rounds}
-    return result | {algo: last_tenth(rows, algo, done) for algo in algos}
+        for contender in contenders:
+            contender.loop.close()
+    return rows
 
 
-def timed_rounds(job: Any) -> dict[str, float]:
-    """Seconds of compilation and of one round of all members."""
-    loop = HostLoop(job.setup, job.hypers, job.host, job.seeds)
-    marks = [time.monotonic()]
-    state = loop.init(job.seeds)
-    for _ in range(3):
-        state, _, _ = loop.block(state, 1)
-        marks.append(time.monotonic())
-    loop.close()
-    return {"compile": marks[1] - marks[0], "round": (marks[3] - marks[1]) / 2}
+def summarise(
+    result: dict[str, Any], network: str | None, rows: dict[str, Any], emulators: dict[int, list[float]], best: float
+) -> None:
+    """Ratios that compare rows of one run."""
+    result["emulator_steps_per_second"] = {f"groups={g}": statistics.mean(r) for g, r in emulators.items()}
+    for row in rows.values():
+        row["over_emulator"] = row["steps_per_second"] / best
+    if network is None:
+        return
+    rate = {name: row["steps_per_second"] for name, row in rows.items()}
+    ppo, sv = rate[f"ppo {network} groups=4"], rate[f"sv-dynamic {network} groups=4"]
+    result["sv_ppo_overhead"][network] = ppo / sv - 1.0
+    alone = rate.get(f"ppo {network} groups=1")
+    if alone is not None:
+        result["overlap_gain"] |= {f"{network} groups={g}": rate[f"ppo {network} groups={g}"] / alone for g in (2, 4)}
 
 
-def last_tenth(rows: list[Any], algo: str, rounds: int) -> float | None:
-    """Mean return of the games that ended in the last tenth of training; None if none did."""
-    late = [(r[5], r[6]) for r in rows if r[1] == algo and r[2] >= 0.9 * rounds and r[6] > 0]
-    return sum(mean * count for mean, count in late) / sum(count for _, count in late) if late else None
-
-
-def write(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2, default=str) + "\n")
+def show(result: dict[str, Any]) -> None:
+    print(f"{result['device']}, {result['cores']} cores; emulators alone, steps/s:", end=" ")
+    print(", ".join(f"{name} {rate:.0f}" for name, rate in result["emulator_steps_per_second"].items()))
+    columns = ["steps_per_second", "over_emulator", *next(iter(result["rows"].values()))["seconds"]]
+    print(f"{'':42s}" + " ".join(f"{name.split(',')[0][:16]:>16s}" for name in columns))
+    for name, row in result["rows"].items():
+        cells = {**row, **row["seconds"]}
+        print(f"{name:42s}" + " ".join(f"{cells[column]:16.3f}" for column in columns))
+        busy = ", ".join(f"{k} {v:.2f}" for k, v in {**row["emulators"], **row["one act, ms"]}.items())
+        print(f"{'':6s}{busy}")
+    for key in ("overlap_gain", "sv_ppo_overhead", "left_out"):
+        print(key, json.dumps(result[key]), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,25 +14,29 @@ class Counter(gymnasium.Env):
     """The observation is the number of steps taken; the episode ends after `length` steps, by death or by the clock.
 
     With `wrap` the last observation looks like the first, as in a task that goes on and is only cut by the clock.
-    `fault` happens at step `at` of the whole life of the environment: "raise", "hang" or "exit".
+    `fault` happens at step `at` of the whole life of the environment, or in its `at`-th reset where `where` says so:
+    "raise", "hang" or "exit".
     """
 
     observation_space = spaces.Box(0.0, 1e6, (1,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def __init__(self, length=5, end="terminated", fault=None, at=0, wrap=False):
+    def __init__(self, length=5, end="terminated", fault=None, at=0, wrap=False, where="step"):
         self.length, self.end, self.fault, self.at, self.wrap = length, end, fault, at, wrap
-        self.lived = 0
+        self.where, self.lived, self.resets = where, 0, 0
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.steps = 0
+        self.resets += 1
+        if self.fault is not None and self.where == "reset" and self.resets == self.at:
+            _fail(self.fault)
         return self._obs(), {}
 
     def step(self, action):
         self.steps += 1
         self.lived += 1
-        if self.fault is not None and self.lived == self.at:
+        if self.fault is not None and self.where == "step" and self.lived == self.at:
             _fail(self.fault)
         over = self.steps == self.length
         return self._obs(), 1.0, over and self.end == "terminated", over and self.end == "truncated", {}
@@ -77,4 +81,30 @@ class Spaces(gymnasium.Env):
         return self.observation_space.sample(), 0.0, False, False, {}
 
 
+class CounterVector(gymnasium.vector.VectorEnv):
+    """`Counter` as its own vector environment, which resets within the step, as its metadata say."""
+
+    metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    def __init__(self, num_envs=1, length=3, **_):
+        self.num_envs, self.length = num_envs, length
+        self.single_observation_space, self.single_action_space = Counter.observation_space, Counter.action_space
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = np.zeros(self.num_envs, np.int64)
+        return self._obs(), {}
+
+    def step(self, actions):
+        self.steps += 1
+        over, info = self.steps == self.length, {}
+        if over.any():
+            info = {"final_obs": self._obs(), "_final_obs": over}
+        self.steps[over] = 0
+        return self._obs(), np.ones(self.num_envs), np.zeros(self.num_envs, bool), over, info
+
+    def _obs(self):
+        return self.steps[:, None].astype(np.float32)
+
+
+gymnasium.register("HostToys/CounterVector-v0", entry_point=Counter, vector_entry_point=CounterVector)
 gymnasium.register("HostToys/Counter-v0", entry_point=Counter, max_episode_steps=7)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from itertools import pairwise
 
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ import pytest
 
 from nextpolicy import presets
 from nextpolicy.envs import atari, build
-from nextpolicy.envs.base import Discrete
+from nextpolicy.envs.base import Discrete, HostEnvError
 
 SMALL = {"image_size": 12, "threads": 2}  # the emulator's work is the same, the copying is not
 
@@ -197,12 +199,48 @@ def test_every_game_of_the_paper_starts(game):
         ("atari/Pong", {"frame_skip": 0}, "frame_skip: got 0, takes a whole number of at least 1"),
         ("atari/Pong", {"noop_max": 2.5}, "noop_max: got 2.5, takes a whole number"),
         ("atari/Pong", {"episodic_life": 3}, "episodic_life: got 3, takes true or false"),
+        ("atari/Pong", {"worker_timeout": 0}, "worker_timeout: got 0, takes a number of seconds above 0"),
+        ("atari/Pong", {"groups": 0}, "groups: got 0, takes a whole number of at least 1"),
     ],
 )
 def test_wrong_games_and_options_are_one_line(env_id, options, message):
     with pytest.raises(ValueError, match=message) as caught:
         build.make_host(env_id, **options)
     assert "\n" not in str(caught.value)
+
+
+def test_an_emulator_that_never_answers_is_one_line_in_good_time():
+    """ale-py's threads take an action the game does not have as an error of their own, and never answer."""
+    env = build.make_host("atari/Pong", worker_timeout=30.0, **SMALL)
+    pool = env.start(2)
+    pool.reset(seed=0)
+    pool._thread.timeout = 0.5
+    (emulator,) = pool._emulators
+    started = time.monotonic()
+    pool.send(np.full(2, 99))
+    with pytest.raises(HostEnvError, match=r"^atari/Pong: step did not return within worker_timeout, 0.5 s$"):
+        pool.recv()
+    pool.close()
+    assert time.monotonic() - started < 5
+    emulator.send(np.zeros(2, np.int32))  # only so that the thread that was left behind ends too
+
+
+def test_closing_ends_the_emulators_threads_even_in_the_middle_of_a_step():
+    env = build.make_host("atari/Pong", **SMALL)
+    before = len(os.listdir("/proc/self/task"))
+    pools = [env.start(2), env.start(2, render=True)]
+    for pool in pools:
+        pool.reset(seed=0)
+        pool.send(np.zeros(2))
+    assert len(os.listdir("/proc/self/task")) >= before + 6
+    for pool in pools:
+        pool.close()
+        pool.close()
+    del pool, pools
+    deadline = time.monotonic() + 10
+    while len(os.listdir("/proc/self/task")) > before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(os.listdir("/proc/self/task")) <= before
 
 
 def test_a_missing_extra_says_what_to_install(monkeypatch):

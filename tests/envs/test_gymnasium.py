@@ -6,6 +6,7 @@ import multiprocessing
 import sys
 import threading
 import time
+import weakref
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,9 @@ import pytest
 from gymnasium import spaces
 
 from nextpolicy.envs import build
+from nextpolicy.envs import gymnasium as gymnasium_adapter
 from nextpolicy.envs.base import Box, Discrete, HostEnvError
+from nextpolicy.envs.driver import Driver
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_toys import Counter, Spaces
@@ -86,6 +89,22 @@ def test_the_native_vector_environment_is_read_by_its_own_autoreset_mode():
     assert over.sum() >= 3
     np.testing.assert_array_equal(valid[1:], ~over[:-1])
     assert np.stack([s.reward for s in steps])[~valid].sum() == 0
+
+
+def test_a_native_vector_environment_that_resets_within_the_step_keeps_its_final_observations():
+    env = build.make_host("gym/HostToys/CounterVector-v0", vectorization="native")
+    assert env.resets_in_step
+    pool = env.start(2)
+    pool.reset(seed=0)
+    step(pool, 2)
+    pool.send(np.zeros(2, np.int32))
+    last = pool.recv()
+    pool.close()
+    np.testing.assert_array_equal(last.obs, np.zeros((2, 1)))
+    np.testing.assert_array_equal(last.final_obs, np.full((2, 1), 3.0))
+    np.testing.assert_array_equal(last.final_index, [0, 1])
+    assert last.truncated.all()
+    assert last.valid.all()
 
 
 @pytest.mark.parametrize("autoreset", ["same-step", "next-step"])
@@ -185,7 +204,14 @@ def test_other_spaces_are_refused_in_one_line(observation, action, message):
         ("gym/CartPole-v1", {"vectorization": "threads"}, "takes one of 'sync', 'async', 'native'"),
         ("gym/CartPole-v1", {"autoreset": "never"}, "takes one of 'same-step', 'next-step'"),
         ("gym/CartPole-v1", {"worker_timeout": "soon"}, "worker_timeout: got 'soon', takes a number"),
+        ("gym/CartPole-v1", {"worker_timeout": 0}, "worker_timeout: got 0, takes a number of seconds above 0"),
         ("gym/CartPole-v1", {"groups": -1}, "groups: got -1, takes a whole number"),
+        ("gym/CartPole-v1", {"groups": 0}, "groups: got 0, takes a whole number of at least 1"),
+        (
+            "gym/CartPole-v1",
+            {"vectorization": "native", "autoreset": "same-step"},
+            "autoreset: got 'same-step', takes its native one, 'next-step'",
+        ),
         ("gym/CartPole-v1", {"channels_first": True}, "takes images"),
         ("gym/MountainCar-v0", {"vectorization": "native"}, "which it does not have, takes 'sync' or 'async'"),
     ],
@@ -194,6 +220,19 @@ def test_wrong_ids_and_options_are_one_line(env_id, options, message):
     with pytest.raises(ValueError, match=message) as caught:
         build.make_host(env_id, **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("env_fn", "message"),
+    [
+        (lambda: 3, "got int, takes one gymnasium.Env from each call"),
+        (lambda: Counter, "got type, takes one gymnasium.Env"),
+        (lambda: gymnasium.make_vec("CartPole-v1", 2), "got a vector environment, takes one gymnasium.Env"),
+    ],
+)
+def test_a_callable_that_makes_something_else_is_one_line(env_fn, message):
+    with pytest.raises(ValueError, match=message):
+        build.make_host(env_fn)
 
 
 def test_an_argument_the_environment_does_not_take_is_one_line():
@@ -247,6 +286,50 @@ def test_an_environment_that_fails_is_one_line_in_good_time(vectorization, fault
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.filterwarnings("ignore:(?s).*ERROR:UserWarning")
+@pytest.mark.parametrize(
+    ("vectorization", "fault", "message"),
+    [
+        ("sync", "raise", "reset raised ValueError: the motor is on fire$"),
+        ("sync", "hang", "reset did not return within worker_timeout"),
+        ("async", "hang", "reset did not return within worker_timeout"),
+        ("async", "exit", "a worker process died during reset"),
+    ],
+)
+def test_an_environment_that_fails_to_reset_is_one_line_in_good_time(vectorization, fault, message):
+    env = build.make_host(partial(Counter, fault=fault, at=1, where="reset"), vectorization=vectorization)
+    pool = env.start(2)
+    pool._thread.timeout = 1.0
+    started = time.monotonic()
+    with pytest.raises(HostEnvError, match=message):
+        pool.reset(seed=0)
+    pool.close()
+    assert time.monotonic() - started < 10
+    assert not multiprocessing.active_children()
+
+
+def test_an_environment_that_hangs_at_the_start_or_in_close_is_given_up():
+    with pytest.raises(HostEnvError, match=r"custom/slow: start did not return within worker_timeout, 0.2 s"):
+        build.make_host(slow, worker_timeout=0.2)
+
+    class Sticky(Counter):
+        def close(self):
+            time.sleep(60)
+
+    gymnasium_adapter.CLOSE_SECONDS, usual = 0.2, gymnasium_adapter.CLOSE_SECONDS
+    try:
+        started = time.monotonic()
+        pool = build.make_host(Sticky).start(1)
+        pool.close()
+        assert time.monotonic() - started < 5
+    finally:
+        gymnasium_adapter.CLOSE_SECONDS = usual
+
+
+def slow():
+    time.sleep(60)
+
+
 def test_a_worker_that_dies_is_one_line():
     pool = build.make_host(partial(Counter, fault="exit", at=2), vectorization="async").start(2)
     pool.reset(seed=0)
@@ -272,3 +355,20 @@ def test_a_pool_draws_itself_if_the_environment_can():
     assert not build.make_host(Counter).can_render
     env = build.make_host("gym/CartPole-v1")
     assert env.can_render
+
+
+def test_a_driver_says_when_it_was_done_and_lets_go_of_what_it_did():
+    driver = Driver("toy", timeout=5.0)
+    toy = Counter()
+    gone = weakref.ref(toy)
+    driver.submit(lambda toy=toy: toy.reset() and None)
+    time.sleep(0.1)
+    before = time.perf_counter()
+    driver.wait("reset")
+    assert 0 < driver.finished_at < before
+    del toy
+    deadline = time.monotonic() + 5
+    while gone() is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert gone() is None
+    driver.stop()

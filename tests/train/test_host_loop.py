@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,26 +17,53 @@ import numpy as np
 import pytest
 
 import nextpolicy
-from nextpolicy.config import ConfigError
+from nextpolicy.config import FIELDS, ConfigError
+from nextpolicy.core import running_stats
 from nextpolicy.envs.base import HostEnvError
 from nextpolicy.run import checkpoint
+from nextpolicy.run.cli import main as cli
 from nextpolicy.run.folder import RunFolder
 from nextpolicy.run.training import make_job, run_job
+from nextpolicy.train import host_loop
 from nextpolicy.train.host_collect import Log, padded
 from nextpolicy.train.host_loop import HostLoop
 from nextpolicy.train.rollout import random_actions
 
-from .helpers import assert_close, assert_same, fetch, member, tiny
+from .helpers import TINY, assert_close, assert_same, fetch, member, tiny
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "envs"))
 from host_toys import Bandit, Counter
 
 # The same for as many tests as possible: programs that are equal are compiled once.
-BASE: dict[str, Any] = {"normalise_obs": True, "normalise_reward": True, "total_env_steps": 32 * 120}
-_COMPILED: dict[int, Any] = {}  # loops of one job share what is compiled
+BASE: dict[str, Any] = {"normalise_obs": True, "normalise_reward": True, "total_env_steps": 32 * 30}
 # The key checker loses track of keys that are stacked over members; the device program's own tests check the keys.
 pytestmark = pytest.mark.allow_key_reuse
 MODES = ["same-step", "next-step"]
+# Fields that shape no program: members' numbers, the environment (its spaces do), and what happens between blocks.
+DATA = {"env", "env_options", "warmup_steps", "total_env_steps", "algo", "seeds", "sweep", "population", "devices"}
+DATA |= {"block_rounds", "tensorboard", "wandb", "keep_checkpoints"} | {n for n, f in FIELDS.items() if f.traced}
+# Compiled in a quarter of the time, to run a little slower.
+QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_once() -> Iterator[None]:
+    """Loops whose programs are equal share them, in whatever way they are started."""
+    real, made = host_loop.compile_functions, {}
+
+    def once(setup: Any, env: Any) -> Any:
+        config, spec = setup.config, setup.spec
+        static = tuple((name, config.value(name)) for name in FIELDS if name not in DATA)
+        key = (static, config.num_rounds, spec.obs_shape, str(spec.obs_dtype), str(spec.action), env.resets_in_step)
+        if key not in made:
+            with pytest.MonkeyPatch.context() as quick:
+                quick.setattr(jax, "jit", partial(jax.jit, compiler_options=QUICK))
+                made[key] = real(setup, env)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_loop, "compile_functions", once)
+        yield
 
 
 def job_of(env_fn: Any, autoreset: str = "same-step", options: dict[str, Any] | None = None, **fields: Any) -> Any:
@@ -48,7 +78,6 @@ def loop_of(job: Any) -> HostLoop:
 def train(job: Any, blocks: list[int], loop: HostLoop | None = None) -> tuple[Any, dict[str, np.ndarray]]:
     """State and metrics [M, rounds] after blocks of these lengths."""
     loop = loop or loop_of(job)
-    loop.compiled = _COMPILED.setdefault(id(job), (job, loop.compiled))[1]
     state, rows = loop.init(job.seeds), []
     try:
         for rounds in blocks:
@@ -161,13 +190,14 @@ def test_what_lies_in_an_artefact_as_observation_and_action_does_not_matter():
 
 @pytest.mark.parametrize("autoreset", MODES)
 def test_a_time_limit_bootstraps_and_a_death_does_not(autoreset):
-    fields = {"gamma": 0.8, "lam": 0.9, "learning_rate": 2e-2, "learning_rate_final": 1e-3, "value_clip": float("inf")}
-    fields |= {"algo": "ppo", "max_grad_norm": 5.0, "normalise_obs": False, "normalise_reward": False}
+    fields = {"gamma": 0.8, "lam": 0.9, "learning_rate": 1e-2, "learning_rate_final": 1e-2, "value_clip": float("inf")}
 
     def value_at_start(end: str) -> float:
-        job = job_of(partial(Counter, length=2, end=end, wrap=True), autoreset, **fields)
+        env_fn = partial(Counter, length=2, end=end, wrap=True)
+        job = job_of(env_fn, autoreset, algo="ppo", max_grad_norm=5.0, **fields)
         agent = member(train(job, [120])[0], 0)
-        return float(job.setup.networks.value(agent.params, agent.obs_stats)(jnp.zeros((1, 1)))[0])
+        value = job.setup.networks.value(agent.params, agent.obs_stats)(jnp.zeros((1, 1)))[0]
+        return float(value * jnp.sqrt(running_stats.variance(agent.reward_stats)))  # in the environment's own units
 
     assert value_at_start("truncated") == pytest.approx(1 / (1 - 0.8), rel=0.1)
     assert value_at_start("terminated") == pytest.approx(1 + 0.8, rel=0.1)
@@ -193,28 +223,56 @@ def test_groups_are_the_same_environments_stepped_in_turn():
     assert_close(results[0], results[2], rtol=2e-4, atol=1e-6)
 
 
-def test_one_group_steps_while_another_is_acted_for():
-    order: list[str] = []
+class Told:
+    """A host environment that says what its groups, a, b, ..., are asked to do."""
 
-    class Told:
-        def __init__(self, env: Any) -> None:
-            self.env, self.started = env, 0
+    def __init__(self, env: Any) -> None:
+        self.env, self.started, self.order = env, 0, []
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.env, name)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
 
-        def start(self, num_envs: int, render: bool = False) -> Any:
-            pool, name = self.env.start(num_envs, render), "ab"[self.started]
-            self.started += 1
-            send, recv = pool.send, pool.recv
-            pool.send = lambda action: (order.append(f"send {name}"), send(action))[1]
-            pool.recv = lambda: (order.append(f"recv {name}"), recv())[1]
-            return pool
+    def start(self, num_envs: int, render: bool = False) -> Any:
+        pool, name = self.env.start(num_envs, render), "abcd"[self.started]
+        self.started += 1
+        send, recv = pool.send, pool.recv
+        pool.send = lambda action: (self.order.append(f"send {name}"), send(action))[1]
+        pool.recv = lambda: (self.order.append(f"recv {name}"), recv())[1]
+        return pool
 
-    job = job_of(Counter)
-    train(job, [1], HostLoop(job.setup, job.hypers, Told(job.host), job.seeds))
-    assert order[:6] == ["send a", "send b", "recv a", "send a", "recv b", "send b"]
-    assert len(order) == 2 * 2 * 8
+
+@pytest.mark.parametrize(
+    ("groups", "order"),
+    [
+        (1, "send a, recv a, send a, recv a, send a"),
+        (2, "send a, send b, recv a, send a, recv b, send b, recv a, send a"),
+        # Of four, one has not been answered when the next one asks, and the other two step.
+        (4, "send a, send b, send c, recv a, send d, recv b, send a, recv c, send b, recv d, send c, recv a, send d"),
+    ],
+)
+def test_groups_step_while_others_are_acted_for(groups, order):
+    job = job_of(Counter, options={"groups": groups})
+    told = Told(job.host)
+    train(job, [1], HostLoop(job.setup, job.hypers, told, job.seeds))
+    expected = order.split(", ")
+    assert told.order[: len(expected)] == expected
+    assert len(told.order) == 2 * groups * 8
+    assert told.order[-groups:] == [f"recv {name}" for name in "abcd"[:groups]]
+
+
+def test_nothing_is_compiled_after_the_first_round():
+    compiled: list[str] = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, *_, **__: compiled.append(name) if "backend_compile" in name else None
+    )
+    job = job_of(partial(Counter, length=2), rollout_length=4)  # a program that no other test has
+    loop = loop_of(job)
+    state, _, _ = loop.block(loop.init(job.seeds), 1)
+    assert compiled
+    compiled.clear()
+    loop.block(state, 3)
+    loop.close()
+    assert not compiled
 
 
 def test_the_start_is_that_of_a_device_program():
@@ -222,7 +280,8 @@ def test_the_start_is_that_of_a_device_program():
     from nextpolicy.train.state import init_agent
 
     key_agent, _, _ = jax.random.split(jax.random.key(4), 3)
-    assert_same(member(fetch(loop_of(job).init(job.seeds).agent), 0), fetch(init_agent(job.setup, key_agent)))
+    expected = jax.jit(partial(init_agent, job.setup), compiler_options=QUICK)(key_agent)
+    assert_same(member(fetch(loop_of(job).init(job.seeds).agent), 0), fetch(expected))
 
 
 def test_warm_up_fills_the_statistics_and_learns_nothing():
@@ -237,26 +296,6 @@ def test_warm_up_fills_the_statistics_and_learns_nothing():
     assert int(warmed.round) == 0
     assert_same(fetch(warmed.obs_stats), fetch(warmed.target.obs_stats))
     assert random_actions(job.setup.spec, jax.random.key(0), (64,)).max() == 1
-
-
-def test_observations_are_stored_once_and_as_bytes():
-    """Of 84 x 84 x 4 bytes per step, T + 1 rows stay on the device between rounds, and no second copy."""
-    from gymnasium import spaces
-    from host_toys import Spaces
-
-    image = spaces.Box(0, 255, (8, 8, 3), np.uint8)
-    options = {"autoreset": "next-step"}
-    config = tiny(env="custom/toy", env_options=options, torso="mlp", rollout_length=16, minibatch_size=64)
-    job = make_job(config, env_fn=partial(Spaces, image, spaces.Discrete(2)))
-    loop = loop_of(job)
-    state, _, _ = loop.block(loop.init(job.seeds), 2)
-    assert loop.buffer is not None
-    assert loop.buffer.obs.dtype == jnp.uint8
-    assert loop.buffer.obs.nbytes == 17 * 4 * 8 * 8 * 3
-    kept = sum(x.nbytes for x in jax.live_arrays() if x.dtype == jnp.uint8 and x.shape[-3:] == (8, 8, 3))
-    assert kept <= 17 * 4 * 192 + 4 * 192  # the buffer, and what each group saw last
-    loop.close()
-    del state
 
 
 def finished(path: Path, job: Any, **arguments: Any) -> RunFolder:
@@ -276,17 +315,17 @@ def saved(job: Any, folder: RunFolder, rounds: int) -> Any:
 
 def test_all_but_the_episodes_continues_exactly_after_a_resume(tmp_path, capsys):
     """On one-step episodes nothing is lost by restarting them: the resumed run equals the uninterrupted one."""
-    fields = {"algo": ("ppo", "sv-dynamic"), "seeds": (0, 5), "block_rounds": 2, "total_env_steps": 32 * 6}
+    fields = {"algo": ("ppo", "sv-dynamic"), "seeds": (0, 5), "block_rounds": 10}
     job = job_of(Bandit, **fields)
     whole = finished(tmp_path / "whole", job)
     asked: list[int] = []
     stopped = finished(tmp_path / "stopped", job, stop=lambda: asked.append(1) is None)
-    assert stopped.status()["rounds_done"] == 2
-    assert_same(saved(job, stopped, 2), fetch(jax.tree.map(np.asarray, train(job, [2])[0])))
+    assert stopped.status()["rounds_done"] == 10
+    assert_same(saved(job, stopped, 10), fetch(jax.tree.map(np.asarray, train(job, [10])[0])))
     run = nextpolicy.resume(tmp_path / "stopped", env_fn=Bandit, quiet=True)
-    assert "cannot save its state: episodes restart, all else goes on from round 2" in capsys.readouterr().err
+    assert "cannot save its state: episodes restart, all else goes on from round 10" in capsys.readouterr().err
     assert run.status["state"] == "finished"
-    assert_same(saved(job, whole, 6), saved(job, stopped, 6))
+    assert_same(saved(job, whole, 30), saved(job, stopped, 30))
     ours, theirs = run.metrics, nextpolicy.load(tmp_path / "whole", env_fn=Bandit).metrics
     same = [name for name in ours.columns if name != "steps_per_second"]
     assert_same(ours[same].to_dict("list"), theirs[same].to_dict("list"))
@@ -325,9 +364,55 @@ def test_a_failing_environment_ends_the_run_cleanly_and_keeps_the_checkpoint(tmp
     assert run.snapshot("target").params is not None
 
 
+def test_ctrl_c_while_environments_step_ends_the_run_cleanly_and_keeps_the_checkpoint(tmp_path):
+    job, steps = job_of(Counter, block_rounds=1), []
+
+    def interrupt(step: Any) -> Any:
+        steps.append(1)
+        if len(steps) == 2 * 20:  # two groups, round 3 of 8 steps each
+            raise KeyboardInterrupt
+        return step
+
+    with pytest.raises(KeyboardInterrupt):
+        finished(tmp_path / "run", dataclasses.replace(job, host=Tampered(job.host, interrupt)))
+    status = RunFolder.open(tmp_path / "run").status()
+    assert (status["state"], status["rounds_done"]) == ("failed", 2)
+    assert "interrupted" in status["reason"]
+    assert_environments_ended()
+
+
+def test_environments_that_did_start_are_ended_when_another_does_not(tmp_path):
+    job = job_of(Counter)
+    start, started = job.host.start, []
+
+    def second_fails(num_envs: int, render: bool = False) -> Any:
+        if started:
+            raise HostEnvError("no more of these")
+        started.append(start(num_envs, render))
+        return started[0]
+
+    job.host.start = second_fails
+    with pytest.raises(HostEnvError, match="no more of these"):
+        finished(tmp_path / "run", job)
+    assert started[0]._vector is None
+    assert_environments_ended()
+
+
+def assert_environments_ended() -> None:
+    deadline = time.monotonic() + 5
+    while _driving() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _driving()
+
+
+def _driving() -> bool:
+    return any(thread.name == "env custom/Counter" for thread in threading.enumerate())
+
+
 def test_the_library_trains_evaluates_and_acts_on_a_callable(tmp_path):
-    fields = {"total_env_steps": 32 * 30, "num_envs": 4, "rollout_length": 8, "minibatch_size": 16, "hidden": (8,)}
-    run = nextpolicy.train(env_fn=Bandit, algo="ppo", out=tmp_path / "r", quiet=True, learning_rate=3e-2, **fields)
+    fields = {**TINY, **BASE, "advantage_kind": "printed", "learning_rate": 3e-2}
+    del fields["env"]
+    run = nextpolicy.train(env_fn=Bandit, algo="ppo", out=tmp_path / "r", quiet=True, **fields)
     assert run.config.environment.env == "custom/Bandit"
     table = run.evaluate(episodes=12, num_envs=4)
     assert table["mean"][0] > 0.8  # the better arm pays 1, a random one half of it
@@ -347,18 +432,30 @@ def test_bad_combinations_are_one_line():
         make_job(tiny(env="gym/CartPole-v1"), observer=lambda setup, state: None)
 
 
-def test_atari_trains_resumes_is_evaluated_and_filmed(tmp_path, capsys):
-    from nextpolicy.run.cli import main
-
-    out, film = str(tmp_path / "run"), str(tmp_path / "game.gif")
+def test_a_game_is_trained_evaluated_and_filmed_and_its_frames_are_stored_once(tmp_path, capsys):
+    out, film = tmp_path / "run", tmp_path / "game.gif"
     small = ["image_size=12", "frame_stack=2", "threads=2", "max_frames=200"]
-    fields = ["--torso", "mlp", "--hidden", "8", "--num-envs", "4", "--rollout-length", "8", "--minibatch-size", "16"]
-    fields += ["--total-env-steps", "96", "--algo", "ppo,sv-dynamic"]
-    assert main(["train", "atari/Breakout", "--out", out, "--quiet", *fields, "--env-options", *small]) == 0
-    assert main(["eval", out, "--episodes", "2", "--video", film]) == 0
-    assert "sv-dynamic" in capsys.readouterr().out
-    assert Path(film).read_bytes()[:3] == b"GIF"
-    assert main(["resume", out]) == 0
+    fields = ["--torso", "mlp", "--hidden", "8", "--num-envs", "2", "--rollout-length", "8", "--minibatch-size", "8"]
+    fields += ["--total-env-steps", "48", "--algo", "ppo,sv-dynamic", "--block-rounds", "3"]
+    assert cli(["train", "atari/Breakout", "--out", str(out), "--quiet", *fields, "--env-options", *small]) == 0
+    assert cli(["eval", str(out), "--episodes", "1", "--video", str(film)]) == 0
+    captured = capsys.readouterr()
+    assert "sv-dynamic" in captured.out
+    assert film.read_bytes()[:3] == b"GIF"
+    assert "frames" in captured.err
+    assert cli(["resume", str(out)]) == 0
+    # T + 1 rows of bytes stay on the device between rounds, and no second copy.
+    job = make_job(nextpolicy.load(out).config)
+    loop = loop_of(job)
+    state, _, _ = loop.block(loop.init(job.seeds), 2)
+    assert loop.buffer is not None
+    assert loop.buffer.obs.dtype == jnp.uint8
+    assert loop.buffer.obs.shape == (9, 2, 12, 12, 2)
+    row = 2 * 12 * 12 * 2
+    kept = sum(x.nbytes for x in jax.live_arrays() if x.dtype == jnp.uint8 and x.shape[-2:] in ((12, 12), (12, 2)))
+    assert kept == 9 * row + 2 * row  # the buffer, and what the environments of both members saw last
+    loop.close()
+    del state
 
 
 @pytest.mark.slow

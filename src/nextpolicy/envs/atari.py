@@ -2,7 +2,8 @@
 
 A lost life ends the episode for the estimators (`episodic_life`), the game goes on, and the score is that of the whole
 game. ale-py's own `episodic_life` starts a new game at every lost life, which changes the task, so lives are counted
-here. Its auto-reset takes a step of its own; that step is marked as not valid.
+here. Its auto-reset takes a step of its own; that step is marked as not valid. A thread waits for the emulators, so
+that one that never answers is noticed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nextpolicy.envs.base import Discrete, EnvSpec, HostStep, check_options, take_option
+from nextpolicy.envs.driver import Driver, check_timeout, drive
 from nextpolicy.types import Array
 
 # The 16 games of the paper's main table.
@@ -49,6 +51,7 @@ OPTIONS: dict[str, Any] = {
     "max_frames": 108_000,  # of a game, after which it is truncated
     "threads": 0,  # emulator threads of one pool; 0 is as many as there are cores
     "groups": 2,
+    "worker_timeout": 60.0,  # seconds a step, a reset or the start may take
 }
 
 # A picture is a second emulator in the console's own size and colours: equal seeds and actions give equal games.
@@ -88,9 +91,8 @@ class AtariEnv:
         if self.options["sticky"] > 1:
             raise ValueError(f"{env_id} sticky: got {self.options['sticky']:g}, takes a number in [0, 1]")
         self.rom, self.groups = games()[name], self.options["groups"]
-        emulator = self.emulator(1)
-        actions = int(emulator.single_action_space.n)
-        emulator.close()
+        self.timeout = check_timeout(env_id, self.options["worker_timeout"])
+        actions = drive(env_id, self.timeout, lambda: int(self.emulator(1).single_action_space.n))
         size, stack = self.options["image_size"], self.options["frame_stack"]
         limit = -(-self.options["max_frames"] // self.options["frame_skip"])
         self.spec = EnvSpec(env_id, (size, size, stack), Discrete(actions), np.uint8, limit)
@@ -129,30 +131,34 @@ class AtariPool:
 
     def __init__(self, env: AtariEnv, num_envs: int, render: bool) -> None:
         self.num_envs = num_envs
-        self._emulator: Any = env.emulator(num_envs)
-        self._screen: Any = env.emulator(num_envs, **SCREEN) if render else None
+        self._thread = Driver(env.spec.id, env.timeout)
+        kinds: list[dict[str, Any]] = [{}, SCREEN] if render else [{}]
+        try:
+            self._emulators = self._thread.call("start", lambda: [env.emulator(num_envs, **kind) for kind in kinds])
+        except BaseException:
+            self._thread.stop()
+            raise
         self._episodic_life, self._clip = env.options["episodic_life"], env.options["clip_reward"]
         self._lives = np.zeros(num_envs, np.int32)
         self._over = np.zeros(num_envs, bool)
         self._drawn = np.zeros((210, 160, 3), np.uint8)
 
     def reset(self, seed: int) -> np.ndarray:
-        obs, info = self._emulator.reset(seed=int(seed))
+        emulators = self._emulators
+        (obs, info), *screen = self._thread.call("reset", lambda: [e.reset(seed=int(seed)) for e in emulators])
         self._lives, self._over = info["lives"].copy(), np.zeros(self.num_envs, bool)
-        if self._screen is not None:
-            self._drawn = self._screen.reset(seed=int(seed))[0][0, 0]
+        self._draw(screen)
         return obs
 
     def send(self, action: np.ndarray) -> None:
-        action = np.ascontiguousarray(action, np.int32)
-        self._emulator.send(action)
-        if self._screen is not None:
-            self._screen.send(action)
+        action, emulators = np.ascontiguousarray(action, np.int32), self._emulators
+        for emulator in emulators:
+            emulator.send(action)
+        self._thread.submit(lambda: [emulator.recv() for emulator in emulators])
 
     def recv(self) -> HostStep:
-        obs, score, game_over, timed_out, info = self._emulator.recv()
-        if self._screen is not None:
-            self._drawn = self._screen.recv()[0][0, 0]
+        (obs, score, game_over, timed_out, info), *screen = self._thread.wait("step")
+        self._draw(screen)
         valid = ~self._over  # the step after the end of a game only starts the next one
         lost_life = (info["lives"] < self._lives) & valid
         terminated = game_over | (lost_life if self._episodic_life else False)
@@ -170,9 +176,14 @@ class AtariPool:
         self._lives, self._over = info["lives"].copy(), step.episode_over
         return step
 
+    def _draw(self, screen: list[Any]) -> None:
+        if screen:
+            self._drawn = screen[0][0][0, 0]
+
     def render(self) -> np.ndarray:
         return np.asarray(self._drawn)
 
     def close(self) -> None:
-        """Let go of the emulators; their threads end with them."""
-        self._emulator = self._screen = None
+        """Let go of the emulators; their threads end with them, or are left behind where one never answered."""
+        self._emulators = []
+        self._thread.stop()

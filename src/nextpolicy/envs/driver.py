@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ class Driver:
     def __init__(self, env_id: str, timeout: float) -> None:
         self.env_id, self.timeout = env_id, timeout
         self.idle, self.failed = True, False
+        self.finished_at = 0.0  # when the thread was done with what was waited for last, by `time.perf_counter`
         self._work: queue.SimpleQueue = queue.SimpleQueue()
         self._done: queue.SimpleQueue = queue.SimpleQueue()
         threading.Thread(target=_serve, args=(self._work, self._done), daemon=True, name=f"env {env_id}").start()
@@ -30,7 +32,7 @@ class Driver:
     def wait(self, what: str, timeout: float | None = None) -> Any:
         limit = self.timeout if timeout is None else timeout
         try:
-            value, error = self._done.get(timeout=limit)
+            value, error, self.finished_at = self._done.get(timeout=limit)
         except queue.Empty:
             self.failed = True
             raise HostEnvError(f"{self.env_id}: {what} did not return within worker_timeout, {limit:g} s") from None
@@ -53,9 +55,11 @@ class Driver:
 def _serve(work: queue.SimpleQueue, done: queue.SimpleQueue) -> None:
     while (task := work.get()) is not None:
         try:
-            done.put((task(), None))
+            result = (task(), None, time.perf_counter())
         except BaseException as error:
-            done.put((None, error))
+            result = (None, error, time.perf_counter())
+        done.put(result)
+        del task, result  # or an environment that was let go of would live until the next task
 
 
 def drive(env_id: str, timeout: float, work: Callable[[], Any]) -> Any:
@@ -65,6 +69,13 @@ def drive(env_id: str, timeout: float, work: Callable[[], Any]) -> Any:
         return thread.call("start", work)
     finally:
         thread.stop()
+
+
+def check_timeout(env_id: str, seconds: float) -> float:
+    """A time limit that something can be done in."""
+    if seconds <= 0:
+        raise ValueError(f"{env_id} worker_timeout: got {seconds:g}, takes a number of seconds above 0")
+    return seconds
 
 
 def line_of(error: BaseException) -> str:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nextpolicy.envs.base import Box, Discrete, EnvSpec, HostEnvError, HostStep, take_option
-from nextpolicy.envs.driver import Driver, drive, line_of
+from nextpolicy.envs.driver import Driver, check_timeout, drive, line_of
 from nextpolicy.types import Array
 
 OPTIONS: dict[str, Any] = {
@@ -30,6 +30,7 @@ OPTIONS: dict[str, Any] = {
     "groups": 2,
     "channels_first": False,  # whether images come as [C, H, W]
 }
+CLOSE_SECONDS = 5.0  # after which what does not close is left or killed
 CHOICES = {"vectorization": ("sync", "async", "native"), "autoreset": ("same-step", "next-step")}
 
 
@@ -82,18 +83,30 @@ class GymnasiumEnv:
         given = dict(options)
         taken = {k: take_option(env_id, given, k, v, CHOICES.get(k, ())) for k, v in OPTIONS.items()}
         self.source, self.arguments, self.options = source, dict(arguments), taken
-        self.groups, self.timeout = max(1, taken["groups"]), taken["worker_timeout"]
-        if taken["vectorization"] == "native" and getattr(source, "vector_entry_point", None) is None:
+        self.groups, self.timeout = taken["groups"], check_timeout(env_id, taken["worker_timeout"])
+        if self.groups < 1:
+            raise ValueError(f"{env_id} groups: got {self.groups}, takes a whole number of at least 1")
+        native = taken["vectorization"] == "native"
+        if native and getattr(source, "vector_entry_point", None) is None:
             raise ValueError(f"{env_id} vectorization: got 'native', which it does not have, takes 'sync' or 'async'")
         single = drive(env_id, self.timeout, self.maker())
+        _check_environment(env_id, single)
         self.observation_space, self.action_space = single.observation_space, single.action_space
         limit = getattr(single.spec, "max_episode_steps", None)
-        drawable = "rgb_array" in single.metadata.get("render_modes", ())
+        drawable = "rgb_array" in (single.metadata or {}).get("render_modes", ())
         self.can_render = single.render_mode == "rgb_array" or (drawable and not callable(source))
-        single.close()
+        _close(env_id, single)
         shape, dtype = _observation(env_id, self.observation_space, taken["channels_first"])
         self.spec = EnvSpec(env_id, shape, _action(env_id, self.action_space), dtype, limit)
-        self.resets_in_step = taken["vectorization"] != "native" and taken["autoreset"] == "same-step"
+        self.resets_in_step = self._native_mode() if native else taken["autoreset"] == "same-step"
+        mode = "same-step" if self.resets_in_step else "next-step"
+        if options.get("autoreset", mode) != mode:
+            raise ValueError(f"{env_id} autoreset: got {options['autoreset']!r}, takes its native one, {mode!r}")
+
+    def _native_mode(self) -> bool:
+        vector = drive(self.spec.id, self.timeout, lambda: self.vector(1, render=False))
+        _close(self.spec.id, vector)
+        return _resets_in_step(self.spec.id, vector)
 
     def maker(self, **changes: Any) -> Callable[[], Any]:
         """What makes one environment; it is sent to worker processes, which need none of this package for it."""
@@ -186,7 +199,7 @@ class GymnasiumPool:
         vector, self._vector = self._vector, None
         if self._thread.idle and not self._thread.failed:
             with contextlib.suppress(HostEnvError):  # what does not close is ended below
-                self._thread.call("close", vector.close, timeout=min(5.0, self.env.timeout))
+                self._thread.call("close", vector.close, timeout=min(CLOSE_SECONDS, self.env.timeout))
         vector.closed = True  # or it would try again, and wait, when it is collected
         self._kill()
 
@@ -212,6 +225,20 @@ class GymnasiumPool:
 def _plain(obs: np.ndarray) -> np.ndarray:
     """No doubles across to the device."""
     return obs.astype(np.float32) if obs.dtype.kind == "f" else obs if obs.dtype == np.uint8 else obs.astype(np.int32)
+
+
+def _check_environment(env_id: str, made: Any) -> None:
+    import gymnasium
+
+    if not isinstance(made, gymnasium.Env):
+        got = "a vector environment" if hasattr(made, "num_envs") else type(made).__name__
+        raise ValueError(f"{env_id}: got {got}, takes one gymnasium.Env from each call")
+
+
+def _close(env_id: str, made: Any) -> None:
+    """Close what was only looked at; nothing depends on whether that works."""
+    with contextlib.suppress(HostEnvError):
+        drive(env_id, CLOSE_SECONDS, made.close)
 
 
 def _resets_in_step(env_id: str, vector: Any) -> bool:

@@ -1,7 +1,8 @@
-"""One episode of a policy as an animated GIF, for environments that can draw themselves."""
+"""One episode of a policy as an animated GIF or an MP4, for environments that can draw themselves."""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,39 +18,59 @@ if TYPE_CHECKING:
     from nextpolicy.run.api import Run
 
 _MOST_FRAMES = 1000
+_MILLISECONDS = 60  # of one frame
 
 
 def check_target(path: str) -> None:
     """Refuse what cannot be written before any work is done."""
-    if Path(path).suffix.lower() != ".gif":
-        raise RunError(f"video: got {path}, takes a file name that ends in .gif")
-    if Path(path).exists():
+    target = Path(path)
+    kind = target.suffix.lower()
+    if kind not in (".gif", ".mp4"):
+        raise RunError(f"video: got {path}, takes a file name that ends in .gif or .mp4")
+    if kind == ".mp4" and importlib.util.find_spec("imageio_ffmpeg") is None:
+        raise RunError(
+            f"video: got {path}, which needs `pip install imageio-ffmpeg`; takes a file name that ends in .gif"
+        )
+    if target.exists():
         raise RunError(f"video: {path} exists, takes a new file; nothing was written")
+    if not target.absolute().parent.is_dir():
+        raise RunError(f"video: got {path}, takes a file in a folder that exists")
 
 
 def record(run: Run, path: str, policy: str, member: int, greedy: bool, seed: int) -> float:
-    """Write the episode and return what it earned."""
+    """Write the episode, or its start if it is long, and return what was earned in what is seen."""
     setup = run._job.setup
     env, host = setup.env, run._job.host
+    snapshot, key = run.snapshot(policy, member), jax.random.key(seed)
     if host is not None and getattr(host, "can_render", True):
         act = actor(host, setup.networks, greedy)
-        key = jax.random.key(seed)
-        frames, total = film_host(host, act, run.snapshot(policy, member), key, max_steps=_MOST_FRAMES)
-        write_gif(path, frames)
-        return total
-    if env is None or not hasattr(env, "render"):
+        frames, total = film_host(host, act, snapshot, key, max_steps=_MOST_FRAMES)
+    elif env is not None and hasattr(env, "render"):
+        states, total = trajectory(env, setup.networks, snapshot, key, greedy=greedy, max_steps=_MOST_FRAMES)
+        frames = [np.asarray(env.render(jax.device_get(s))) for s in states]
+    else:
         raise RunError(f"video: {setup.spec.id} cannot draw itself")
-    snapshot = run.snapshot(policy, member)
-    key = jax.random.key(seed)
-    states, total = trajectory(env, setup.networks, snapshot, key, greedy=greedy, max_steps=_MOST_FRAMES)
-    write_gif(path, [np.asarray(env.render(jax.device_get(s))) for s in states])
+    (write_mp4 if Path(path).suffix.lower() == ".mp4" else write_gif)(path, frames)
+    cut = ", the first of a longer episode" if len(frames) > _MOST_FRAMES else ""
+    print(f"video: {len(frames)} frames{cut}", file=sys.stderr)
     return total
 
 
-def write_gif(path: str, frames: list[np.ndarray], milliseconds: int = 60) -> None:
+def write_gif(path: str, frames: list[np.ndarray], milliseconds: int = _MILLISECONDS) -> None:
     """Frames uint8 [H, W, 3] as a looping GIF."""
     from PIL import Image
 
     images = [Image.fromarray(frame) for frame in frames]
     images[0].save(path, save_all=True, append_images=images[1:], duration=milliseconds, loop=0)
-    print(f"video: {len(frames)} frames", file=sys.stderr)
+
+
+def write_mp4(path: str, frames: list[np.ndarray], milliseconds: int = _MILLISECONDS) -> None:
+    """Frames uint8 [H, W, 3] as an H.264 film, less the last row or column where their number is odd."""
+    import imageio_ffmpeg
+
+    height, width = (side // 2 * 2 for side in frames[0].shape[:2])  # the format has colour for every second pixel
+    film = imageio_ffmpeg.write_frames(path, (width, height), fps=1000 / milliseconds, macro_block_size=2)
+    film.send(None)  # starts it
+    for frame in frames:
+        film.send(np.ascontiguousarray(frame[:height, :width]))
+    film.close()

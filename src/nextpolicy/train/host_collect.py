@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from nextpolicy.envs.base import HostEnv, HostPool, HostStep
 from nextpolicy.nets.heads import Distribution
-from nextpolicy.train.rollout import shape_action
 from nextpolicy.train.state import Setup
 from nextpolicy.types import Array, PolicySnapshot
 
@@ -54,9 +55,10 @@ class Counters(NamedTuple):
 class Compiled(NamedTuple):
     """The functions that run on the device; `hypers` and agents are data, so all members share them."""
 
+    init: Any  # seeds [M] -> agents, leaves [M, ...]
     begin: Any  # (agent, explore) -> (agent, noise for the round)
-    act: Any  # (snapshot, buffer, obs, noise, t, column, explore) -> (buffer, action)
-    keep: Any  # (buffer, obs, column) -> buffer: the observations after the last step
+    act: Any  # (snapshot, buffer, obs, noise, place, explore) -> (buffer, next place, action)
+    keep: Any  # (buffer, obs, place) -> buffer: the observations after the last step
     successors: Any  # (buffer, t, environments, their true successors) -> next_obs [T, N, ...]
     learn: Any  # (hypers, agent, buffer, next_obs or None, data, explore) -> (agent, metrics or None)
 
@@ -73,11 +75,15 @@ class Worker:
     def start(self, round_index: int) -> None:
         """Fresh environments; the seed also goes by the round, so that a resumed run does not repeat its start."""
         groups = max(g for g in range(1, self.env.groups + 1) if self.num_envs % g == 0)
+        size = self.num_envs // groups
         for group in range(groups):
-            self.pools.append(self.env.start(self.num_envs // groups))
+            self.pools.append(self.env.start(size))
             sequence = np.random.SeedSequence((self.seed, round_index, group))
             seed = int(sequence.generate_state(1)[0]) % (2**31 - self.num_envs)
             self.seen.append(self.pools[group].reset(seed))
+        # Where in the buffer a group's round starts: row 0 and its first column. On the device once and for all, since
+        # sending two small numbers with every step would cost as much as starting the step does.
+        self.places = [jnp.asarray([0, group * size], jnp.int32) for group in range(groups)]
         self.counters = Counters.zeros(self.num_envs)
 
     def close(self) -> None:
@@ -88,22 +94,34 @@ class Worker:
     def collect(
         self, compiled: Compiled, snapshot: PolicySnapshot, noise: Array, buffer: Buffer, explore: bool
     ) -> tuple[Buffer, Log]:
-        """T steps of every environment; the round's observations, actions and distributions are left in the buffer."""
+        """T steps of every environment; the round's observations, actions and distributions are left in the buffer.
+
+        The device answers some time after it was asked. With two groups the other one steps meanwhile; with more, an
+        answer is fetched only after the next groups have asked too, as long as half of the groups are stepping.
+        """
         log = Log.empty(self.length, self.num_envs)
-        size = self.num_envs // len(self.pools)
+        places = list(self.places)
+        patience = max(len(self.pools) // 2 - 1, 0)
+        asked: deque[tuple[HostPool, Array]] = deque()
         for t in range(self.length + 1):
+            if t == self.length:
+                _answer(asked, 0)
             for group, pool in enumerate(self.pools):
-                column = np.int32(group * size)
-                if t > 0:
-                    step = pool.recv()
-                    self.seen[group] = jax.device_put(step.obs)
-                    self._record(log, step, t - 1, group * size)
+                step = pool.recv() if t > 0 else None
                 if t < self.length:
-                    given = (snapshot, buffer, self.seen[group], noise, np.int32(t), column)
-                    buffer, action = compiled.act(*given, explore=explore)
-                    pool.send(np.asarray(shape_action(self.setup.spec, action)))
-                else:
-                    buffer = compiled.keep(buffer, self.seen[group], column)
+                    # As NumPy: a compiled function takes that over faster than `device_put` does.
+                    obs = self.seen[group] if step is None else step.obs
+                    given = (snapshot, buffer, obs, noise, places[group])
+                    buffer, places[group], action = compiled.act(*given, explore=explore)
+                    if patience:
+                        action.copy_to_host_async()
+                    asked.append((pool, action))
+                    _answer(asked, patience)
+                elif step is not None:
+                    self.seen[group] = jax.device_put(step.obs)  # for this round's last row and the next one's first
+                    buffer = compiled.keep(buffer, self.seen[group], places[group])
+                if step is not None:  # only now: environments are not kept waiting for bookkeeping
+                    self._record(log, step, t - 1, group * pool.num_envs)
         return buffer, log
 
     def _record(self, log: Log, step: HostStep, t: int, column: int) -> None:
@@ -122,6 +140,13 @@ class Worker:
         discounted[step.terminated | step.truncated] = 0.0
         if step.final_obs is not None:
             log.finals.append((t, step.final_index + column, step.final_obs))
+
+
+def _answer(asked: deque[tuple[HostPool, Array]], patience: int) -> None:
+    """Send the oldest actions on to their environments, until no more than `patience` groups are without."""
+    while len(asked) > patience:
+        pool, action = asked.popleft()
+        pool.send(np.asarray(action))
 
 
 def padded(log: Log, worker: Worker) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from nextpolicy.envs.base import HostEnv
 from nextpolicy.train.device_loop import Program
 from nextpolicy.train.host_collect import Buffer, Compiled, Worker, padded
-from nextpolicy.train.rollout import Episodes, action_noise, random_actions
+from nextpolicy.train.rollout import Episodes, action_noise, random_actions, shape_action
 from nextpolicy.train.state import Agent, Hypers, LearnerState, Setup, init_agent
 from nextpolicy.train.update import Metrics, learn_nothing, learn_round
 from nextpolicy.types import Array, PolicySnapshot, PyTree, Rollout
@@ -35,17 +35,18 @@ def compile_functions(setup: Setup, env: HostEnv) -> Compiled:
         return agent._replace(key=key_next), draw((length, num_envs))
 
     def act(
-        snapshot: PolicySnapshot, buffer: Buffer, obs: Array, noise: Array, t: Array, column: Array, explore: bool
-    ) -> tuple[Buffer, Array]:
+        snapshot: PolicySnapshot, buffer: Buffer, obs: Array, noise: Array, place: Array, explore: bool
+    ) -> tuple[Buffer, Array, Array]:
         obs = env.arrange(obs)
         dist = setup.networks.policy(snapshot)(obs)
-        own = jax.lax.dynamic_slice(noise, (t, column, *[0] * (noise.ndim - 2)), (1, len(obs), *noise.shape[2:]))[0]
+        own = jax.lax.dynamic_slice(noise, (*place, *[0] * (noise.ndim - 2)), (1, len(obs), *noise.shape[2:]))[0]
         action = own if explore else dist.perturbed(own)
         row = Buffer(obs, action, dist)
-        return jax.tree.map(lambda whole, part: _write(whole, part, t, column), buffer, row), action
+        buffer = jax.tree.map(lambda whole, part: _write(whole, part, place), buffer, row)
+        return buffer, place.at[0].add(1), shape_action(spec, action)
 
-    def keep(buffer: Buffer, obs: Array, column: Array) -> Buffer:
-        return buffer._replace(obs=_write(buffer.obs, env.arrange(obs), jnp.int32(length), column))
+    def keep(buffer: Buffer, obs: Array, place: Array) -> Buffer:
+        return buffer._replace(obs=_write(buffer.obs, env.arrange(obs), place))
 
     def successors(buffer: Buffer, t: Array, environment: Array, final_obs: Array) -> Array:
         return buffer.obs[1:].at[t, environment].set(env.arrange(final_obs), mode="drop")
@@ -71,6 +72,7 @@ def compile_functions(setup: Setup, env: HostEnv) -> Compiled:
         return learn_round(setup, hypers, agent, rollout, episodes)
 
     return Compiled(
+        init=jax.jit(lambda seeds: init_members(setup, seeds).agent),
         begin=jax.jit(begin, static_argnames="explore", donate_argnums=0),
         act=jax.jit(act, static_argnames="explore", donate_argnums=1),
         keep=jax.jit(keep, donate_argnums=0),
@@ -79,9 +81,9 @@ def compile_functions(setup: Setup, env: HostEnv) -> Compiled:
     )
 
 
-def _write(whole: Array, part: Array, t: Array, column: Array) -> Array:
-    """`part` [n, ...] into row `t` of `whole` [T, N, ...], from `column` on."""
-    return jax.lax.dynamic_update_slice(whole, part[None], (t, column, *[0] * (whole.ndim - 2)))
+def _write(whole: Array, part: Array, place: Array) -> Array:
+    """`part` [n, ...] into `whole` [T, N, ...] at `place`: a row, and the column from which on."""
+    return jax.lax.dynamic_update_slice(whole, part[None], (*place, *[0] * (whole.ndim - 2)))
 
 
 class HostLoop:
@@ -97,7 +99,7 @@ class HostLoop:
 
     def init(self, seeds: Array) -> LearnerState:
         """Fresh agents, leaves [M, ...]; the same parameters as a device program's for the same seeds."""
-        return init_members(self.setup, seeds)
+        return LearnerState(self.compiled.init(jnp.asarray(seeds)), None)  # type: ignore[arg-type]
 
     def block(self, state: LearnerState, rounds: int) -> tuple[LearnerState, Metrics, PyTree]:
         """`rounds` rounds of every member; environments start with the first block and then go on."""
@@ -110,7 +112,8 @@ class HostLoop:
                 agents[i], metrics = self._round(i, agents[i])
                 assert metrics is not None
                 rows[i].append(metrics)
-        table = jax.tree.map(lambda *x: np.asarray(x), *[m for row in rows for m in row])
+        # Fetched first: NumPy, given a list of JAX's arrays, takes a ctrl-C that comes meanwhile for bad data.
+        table = jax.tree.map(lambda *x: np.stack(x), *[m for row in jax.device_get(rows) for m in row])
         shaped = jax.tree.map(lambda x: x.reshape((len(agents), rounds)), table)
         return LearnerState(_together(agents), None), shaped, None  # type: ignore[arg-type]
 

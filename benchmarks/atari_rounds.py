@@ -1,0 +1,161 @@
+"""Rounds of training with a stopwatch: what was collected when, who waited for whom, how long learning took."""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from atari_settings import config
+from nextpolicy.run.training import make_job
+from nextpolicy.train.host_loop import HostLoop
+
+
+class Contender:
+    """One member with its own loop, advanced a round at a time."""
+
+    def __init__(self, options: argparse.Namespace, algo: str, groups: int, torso: str, dtype: str) -> None:
+        env_options = {"groups": groups, "threads": options.threads}
+        fields = {"algo": algo, "torso": torso, "compute_dtype": dtype, "env_options": env_options}
+        job = make_job(config(options, options.games[0], 10**9, **fields))
+        assert job.host is not None
+        self.name = f"{algo} {torso} {dtype} groups={groups}"
+        self.loop = HostLoop(job.setup, job.hypers, job.host, job.seeds)
+        self.state = self.loop.init(job.seeds)
+        self.steps = job.config.batch_size
+        self.rounds: list[Stopwatch] = []
+
+    def round(self, timed: bool = True) -> None:
+        watch = Stopwatch(self.loop)
+        with watch:
+            self.state, _, _ = self.loop.block(self.state, 1)
+            jax.block_until_ready(self.state)
+        if timed:
+            self.rounds.append(watch)
+
+    def row(self) -> dict[str, Any]:
+        """Medians over the timed rounds."""
+        parts = [watch.parts() for watch in self.rounds]
+        medians = {name: statistics.median(part[name] for part in parts) for name in parts[0]}
+        emulators = {name: medians.pop(name) for name in list(medians) if not name.startswith("s ")}
+        seconds = {name.removeprefix("s "): value for name, value in medians.items()}
+        return {"steps_per_second": self.steps / seconds["round"], "seconds": seconds, "emulators": emulators}
+
+
+class Stopwatch:
+    """Times of one round of a loop's first member; it wraps the calls it times for as long as it is entered."""
+
+    def __init__(self, loop: HostLoop) -> None:
+        self.loop, self.worker = loop, loop.workers[0]
+        self.waited = self.acted = 0.0
+        self.at_work: list[tuple[float, float]] = []  # from send to finished, of every group and step
+
+    def __enter__(self) -> None:
+        self.loop._round = self._round  # type: ignore[method-assign]
+        self.begin = self.began = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        del self.loop._round  # the method itself again
+        self.end = time.perf_counter()
+
+    def _round(self, member: int, agent: Any, explore: bool = False) -> Any:
+        collect, pools = self.worker.collect, list(self.worker.pools)
+
+        def timed(compiled: Any, *arguments: Any) -> Any:
+            self.began, cpu = time.perf_counter(), _cpu()
+            result = collect(compiled._replace(act=self._acting(compiled.act)), *arguments)
+            self.collected = time.perf_counter()
+            self.cores = (_cpu() - cpu) / (self.collected - self.began)
+            return result
+
+        self.worker.collect = timed  # type: ignore[method-assign]
+        self.worker.pools = [Watched(pool, self) for pool in pools]  # type: ignore[misc]
+        try:
+            result = HostLoop._round(self.loop, member, agent, explore)
+            cpu = _cpu()
+            jax.block_until_ready(result)
+            self.learned = time.perf_counter()
+            self.learning_cores = (_cpu() - cpu) / (self.learned - self.collected)
+        finally:
+            del self.worker.collect
+            self.worker.pools = pools
+        return result
+
+    def _acting(self, act: Any) -> Any:
+        def timed(*arguments: Any, **static: Any) -> Any:
+            started = time.perf_counter()
+            result = act(*arguments, **static)
+            self.acted += time.perf_counter() - started
+            return result
+
+        return timed
+
+    def parts(self) -> dict[str, float]:
+        collect = self.collected - self.began
+        union, last = 0.0, self.began
+        for start, stop in sorted(self.at_work):
+            union += max(0.0, stop - max(start, last))
+            last = max(last, stop)
+        return {
+            "s round": self.end - self.begin,
+            "s collect": collect,
+            "s wait for emulators": self.waited,  # of collect: the driving thread has nothing to do
+            "s start acting, upload": self.acted,  # of collect: calls that start the policy, with the observations
+            "s fetch, send, note": collect - self.waited - self.acted,
+            "s no emulator at work": collect - union,  # of collect: all of them wait for actions
+            "s learn": self.learned - self.collected,
+            "s other": self.end - self.begin - collect - (self.learned - self.collected),
+            "groups at work": sum(stop - start for start, stop in self.at_work) / collect,
+            "cores busy collecting": self.cores,
+            "cores busy learning": self.learning_cores,
+        }
+
+
+class Watched:
+    """A pool whose sends and receives are noted."""
+
+    def __init__(self, pool: Any, watch: Stopwatch) -> None:
+        self.pool, self.watch, self.num_envs, self.sent = pool, watch, pool.num_envs, 0.0
+
+    def send(self, action: np.ndarray) -> None:
+        self.sent = time.perf_counter()
+        self.pool.send(action)
+
+    def recv(self) -> Any:
+        started = time.perf_counter()
+        step = self.pool.recv()
+        self.watch.waited += time.perf_counter() - started
+        self.watch.at_work.append((self.sent, self.pool._thread.finished_at))
+        return step
+
+
+def act_seconds(contender: Contender, repeats: int = 30) -> dict[str, float]:
+    """Milliseconds from observations to actions for one group while no emulator runs, with the upload and without."""
+    loop, worker = contender.loop, contender.loop.workers[0]
+    agent = jax.tree.map(lambda x: x[0], contender.state.agent)
+    _, noise = loop.compiled.begin(agent, explore=False)
+    snapshot = contender.state.agent.behaviour
+    snapshot = jax.tree.map(lambda x: x[0], snapshot)
+    on_device = worker.seen[0]
+    on_host = np.array(on_device)
+    times: dict[str, list[float]] = {"act": [], "act without upload": []}
+    for _ in range(repeats):
+        for name, obs in (("act", on_host), ("act without upload", on_device)):
+            started = time.perf_counter()
+            loop.buffer, _, action = loop.compiled.act(
+                snapshot, loop.buffer, obs, noise, worker.places[0], explore=False
+            )
+            np.asarray(action)
+            times[name].append(time.perf_counter() - started)
+    return {f"ms {name}": 1e3 * statistics.median(values) for name, values in times.items()}
+
+
+def _cpu() -> float:
+    """Seconds of processor time of this process, all threads."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime

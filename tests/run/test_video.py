@@ -1,0 +1,98 @@
+"""Films: what is refused before any work is done, and what ends up in the file."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nextpolicy.run import video
+from nextpolicy.run.folder import RunError
+
+
+def moving_square(count: int = 12, height: int = 34, width: int = 50) -> list[np.ndarray]:
+    frames = np.zeros((count, height, width, 3), np.uint8)
+    for i, frame in enumerate(frames):
+        frame[4:20, 2 * i : 2 * i + 16] = (255, 128, 0)
+    return list(frames)
+
+
+@pytest.fixture
+def no_ffmpeg(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(video.importlib.util, "find_spec", lambda name: None)
+
+
+@pytest.fixture
+def ffmpeg(monkeypatch: pytest.MonkeyPatch) -> list:
+    """A stand-in for imageio-ffmpeg that notes what it is asked to write."""
+    got: list = []
+
+    def write_frames(path, size, **options):
+        got.append((path, size, options))
+        while (frame := (yield)) is not None:
+            got.append(frame)
+
+    fake = types.ModuleType("imageio_ffmpeg")
+    fake.write_frames = write_frames
+    fake.__spec__ = importlib.machinery.ModuleSpec("imageio_ffmpeg", None)
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", fake)
+    return got
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("film.avi", "takes a file name that ends in .gif or .mp4"),
+        ("film", "takes a file name that ends in .gif or .mp4"),
+        ("film.mp4", "needs `pip install imageio-ffmpeg`; takes a file name that ends in .gif"),
+        ("nowhere/film.gif", "takes a file in a folder that exists"),
+        ("there.gif", "exists, takes a new file; nothing was written"),
+    ],
+)
+def test_what_cannot_be_written_is_one_line(tmp_path: Path, no_ffmpeg: None, name: str, words: str) -> None:
+    (tmp_path / "there.gif").write_bytes(b"mine")
+    with pytest.raises(RunError, match=words) as caught:
+        video.check_target(str(tmp_path / name))
+    assert "\n" not in str(caught.value)
+    assert (tmp_path / "there.gif").read_bytes() == b"mine"
+
+
+def test_both_kinds_are_taken_where_they_can_be_written(tmp_path: Path, ffmpeg: list) -> None:
+    for name in ("a.gif", "b.mp4", "C.MP4"):
+        video.check_target(str(tmp_path / name))
+
+
+def test_a_gif_has_every_frame_and_loops(tmp_path: Path) -> None:
+    frames = moving_square()
+    video.write_gif(str(tmp_path / "film.gif"), frames)
+    with Image.open(tmp_path / "film.gif") as image:
+        assert (image.n_frames, image.size, image.info["duration"], image.info["loop"]) == (12, (50, 34), 60, 0)
+        image.seek(7)
+        shown = np.asarray(image.convert("RGB"), int)
+    assert np.abs(shown - frames[7]).mean() < 3
+
+
+def test_an_mp4_is_given_every_frame(ffmpeg: list) -> None:
+    frames = moving_square()
+    video.write_mp4("film.mp4", [frame[:, ::-1] for frame in frames])
+    path, size, options = ffmpeg[0]
+    assert (path, size) == ("film.mp4", (50, 34))
+    assert options["fps"] == pytest.approx(1000 / 60)
+    assert len(ffmpeg) == 1 + len(frames)
+    assert all(frame.flags["C_CONTIGUOUS"] for frame in ffmpeg[1:])
+    np.testing.assert_array_equal(ffmpeg[8], frames[7][:, ::-1])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it leaves pipes to be collected
+def test_a_real_mp4_can_be_read_again(tmp_path: Path) -> None:
+    imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    frames = moving_square(height=35)  # an odd side
+    video.write_mp4(str(tmp_path / "film.mp4"), frames)
+    read = imageio_ffmpeg.read_frames(str(tmp_path / "film.mp4"))
+    assert next(read)["size"] == (50, 34)
+    assert sum(1 for _ in read) == len(frames)
