@@ -306,6 +306,7 @@ def test_watching_serves_the_page_of_now_on_this_machine_only(run, serving):
     base = f"http://127.0.0.1:{serving.server_port}"
     version = get(f"{base}/version")
     assert f'"watch":"{version}"' in get(f"{base}/")
+    assert b"Cache-Control: no-store" in raw(serving.server_port, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
     (run / "status.json").write_text('{"state": "failed", "reason": "the cat"}')
     assert get(f"{base}/version") != version
     assert "the cat" in get(f"{base}/?again")

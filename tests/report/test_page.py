@@ -85,6 +85,7 @@ def test_bars_are_sorted_and_say_who_leads(page):
     assert [text_of(name).replace(" ", "") for name, _ in names] == ["brax/hopper", "brax/ant", "brax/pusher"]
     leads = ["sv-static ahead by 300.0 points", "sv-dynamic ahead by 20.0 points", "nothing to compare"]
     assert [lead for _, lead in names] == leads
+    assert part.count("0 seeds (all 3 seeds and PPO&#x27;s 3 seeds failed") == 2  # on hovering
     assert part.count("all 3 seeds and PPO&#x27;s 3 seeds failed: rewards &lt;were&gt; not finite</span>") == 2
     assert "400.0* [400.0, 400.0]" in text_of(part)
 

@@ -215,10 +215,56 @@ def test_swept_variants_are_compared_with_ppo_at_their_values_or_plain():
     assert tables.baseline_of("sv-dynamic[delta_v=0.1]", ["sv-static"]) is None
 
 
+def test_intervals_of_two_seeds_by_hand(tmp_path):
+    """Means of two resampled seeds are the lower (1 in 4), the middle or the upper: 2.5 % and 97.5 % are the ends, and
+    of a ratio the ends over the other's ends (1 in 16)."""
+    scores = {"ppo": [8.0, 12.0], "sv-static": [12.0, 18.0], "sv-dynamic": [10.0, 10.0]}
+    losses = {"ppo": [1.0, 2.0], "sv-static": [3.0, 5.0], "sv-dynamic": [1.0, 1.0]}
+    columns = {
+        "episode_return": last_tenth(scores),
+        "value_loss": lambda algo, seed, k: np.full(len(k), losses[algo][seed]),
+        "entropy": lambda algo, seed, k: np.full(len(k), losses[algo][seed]),
+        "kl_target": lambda algo, seed, k: np.full(len(k), losses[algo][seed]),
+    }
+    write_run(tmp_path / "a", "brax/ant", seeds=2, columns=columns)
+    by_key, totals = tables.all_tables(member_table(load_all([tmp_path])))
+    (row,) = by_key["brax", "sv-static"].to_dict("records")
+    ours = totals[totals["source"] == "ours"].to_dict("records")[0]
+    expected = {
+        "score": (12.0, 15.0, 18.0),
+        "ppo_score": (8.0, 10.0, 12.0),
+        "score_pct_of_ppo": (100.0, 150.0, 225.0),
+        "value_loss_x_ppo": (1.5, 4 / 1.5, 5.0),
+        "kl_target_x_ppo": (1.5, 4 / 1.5, 5.0),
+        "entropy_x_ppo": (1.5, 4 / 1.5, 5.0),
+        "ppo_entropy": (1.0, 1.5, 2.0),
+        "updates_pct_of_ppo": (25.0, 25.0, 25.0),
+    }
+    for name, interval in expected.items():
+        assert (row[f"{name}_low"], row[name], row[f"{name}_high"]) == pytest.approx(interval), name
+    # One environment: its percentage is the median, the quartiles and the geometric mean.
+    for name in ("median_pct_ppo", "q1", "q3", "geomean_pct_ppo"):
+        assert (ours[f"{name}_low"], ours[name], ours[f"{name}_high"]) == pytest.approx((100.0, 150.0, 225.0)), name
+    assert (ours["iqm_pct_ppo_low"], ours["iqm_pct_ppo"], ours["iqm_pct_ppo_high"]) == (120.0, 150.0, 180.0)
+    assert (ours["kl_target_x_ppo_low"], ours["kl_target_x_ppo_high"]) == pytest.approx((1.5, 5.0))
+    assert (ours["beat_ppo_pct_low"], ours["beat_ppo_pct"], ours["beat_ppo_pct_high"]) == (0.0, 100.0, 100.0)
+
+
+def test_one_side_with_one_seed_has_no_interval_of_a_ratio(tmp_path):
+    write_run(tmp_path / "a", "brax/ant", seeds=1, algo=("ppo",))
+    write_run(tmp_path / "b", "brax/ant", seeds=2, algo=("sv-static",))
+    (row,) = tables.environment_table(member_table(load_all([tmp_path])), "sv-static").to_dict("records")
+    assert (row["score_low"], row["score_high"]) == (10.0, 10.0)
+    for name in ("ppo_score", "score_pct_of_ppo", "value_loss_x_ppo"):
+        assert np.isnan(row[f"{name}_low"]), name
+
+
 def test_one_seed_has_no_interval(tmp_path):
     write_run(tmp_path / "a", "brax/ant", seeds=1)
     tables_, totals = tables.all_tables(member_table(load_all([tmp_path])))
     assert np.isnan(tables_["brax", "sv-static"].iloc[0]["score_pct_of_ppo_low"])
+    table = tables_["brax", "sv-static"]
+    assert "| brax/ant | 1 | 100.0 |" in formats.markdown(table, text.environment_columns(table))
     assert "median_pct_ppo_low" not in totals or totals["median_pct_ppo_low"].isna().all()
 
 
@@ -262,6 +308,7 @@ def test_markdown_latex_and_summary(members):
     body = tex.partition(r"\midrule")[2].partition(r"\bottomrule")[0].strip().splitlines()
     assert [line.split(" & ")[:2] for line in body] == [[f"brax/{env}", "3"] for env in ("ant", "reacher", "fast")]
     assert all(line.endswith(r" \\[2pt]") for line in body)
+    assert r"\begin{tabular}{@{}lrrrrrrrrrrr@{}}" in tex
     lines = text.summary(["finished"] * 3, members, by_key, totals)
     assert lines[0] == "3 runs with 27 members on 3 environments: 3 finished, 0 members without a score."
     assert "sv-dynamic has a median of 150.0 [" in lines[1]

@@ -31,7 +31,7 @@ class Welch(NamedTuple):
 class AggregateRow(NamedTuple):
     """One variant over a suite of environments, in percent of PPO; the KL fields are multiples of PPO's."""
 
-    median_pct_ppo: float
+    median_pct_ppo: float  # or an array, where there are leading axes
     q1: float
     q3: float
     geomean_pct_ppo: float
@@ -81,18 +81,17 @@ def welch(a: np.ndarray, b: np.ndarray, p: float = 0.1) -> Welch:
     return Welch(float(result.statistic), float(result.pvalue), bool(result.pvalue < p))
 
 
-def geometric_mean(values: np.ndarray) -> float:
-    """exp(mean of log); NaN if any value is not positive, since no geometric mean exists then."""
-    values = np.asarray(values, np.float64)
-    return float(np.exp(np.mean(np.log(values)))) if _all_positive(values) else float("nan")
+def geometric_mean(values: np.ndarray) -> np.ndarray:
+    """exp(mean of log) over the last axis; NaN if any value is not positive, since no geometric mean exists then."""
+    return np.exp(np.mean(_logarithms(values), axis=-1))
 
 
-def geometric_spread(values: np.ndarray) -> float:
-    """exp(standard deviation of log, with n - 1); NaN if any value is not positive or there are fewer than two."""
-    values = np.asarray(values, np.float64)
-    if len(values) < 2 or not _all_positive(values):
-        return float("nan")
-    return float(np.exp(np.std(np.log(values), ddof=1)))
+def geometric_spread(values: np.ndarray) -> np.ndarray:
+    """exp(standard deviation of log, n - 1) over the last axis; NaN if a value is not positive, or for only one."""
+    logarithms = _logarithms(values)
+    if logarithms.shape[-1] < 2:
+        return np.full(logarithms.shape[:-1], np.nan)[()]
+    return np.exp(np.std(logarithms, ddof=1, axis=-1))
 
 
 def aggregate_row(table: pd.DataFrame) -> AggregateRow:
@@ -112,17 +111,17 @@ def aggregate_row(table: pd.DataFrame) -> AggregateRow:
 
 
 def aggregate_of(score: np.ndarray, kl_target: np.ndarray, kl_behaviour: np.ndarray) -> AggregateRow:
-    """The row of a suite from its columns, each with one entry per environment."""
-    if len(score) == 0:
+    """The row of a suite from its columns, each [..., environments]; leading axes (resamples) stay as they are."""
+    if score.shape[-1] == 0:
         raise ValueError("score: got no entries, takes one per environment")
-    q1, median, q3 = (float(q) for q in np.percentile(score, [25, 50, 75]))
+    q1, median, q3 = np.percentile(score, [25, 50, 75], axis=-1)
     return AggregateRow(
         median_pct_ppo=median,
         q1=q1,
         q3=q3,
         geomean_pct_ppo=geometric_mean(score),
         geomean_spread=geometric_spread(score),
-        beat_ppo_pct=100.0 * float(np.mean(score > 100.0)),
+        beat_ppo_pct=100.0 * np.mean(score > 100.0, axis=-1),
         kl_target_x_ppo=geometric_mean(kl_target),
         kl_behaviour_x_ppo=geometric_mean(kl_behaviour),
     )
@@ -200,5 +199,7 @@ def paper_tables() -> dict[str, pd.DataFrame]:
     return tables
 
 
-def _all_positive(values: np.ndarray) -> bool:
-    return len(values) > 0 and bool(np.all(values > 0))
+def _logarithms(values: np.ndarray) -> np.ndarray:
+    """log, or NaN for what is not positive."""
+    values = np.asarray(values, np.float64)
+    return np.log(np.where(values > 0, values, np.nan))

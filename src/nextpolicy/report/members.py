@@ -31,7 +31,7 @@ def member_table(runs: Sequence[Run]) -> pd.DataFrame:
     """
     rows = []
     for run in runs:
-        by_member = dict(iter(run.frame.groupby("member"))) if len(run.frame) else {}
+        by_member = dict(iter(run.frame.groupby("member")))
         for index, member in enumerate(run.members):
             state, reason, numbers = _standing(run, member, by_member.get(index))
             rows.append((run.suite, run.env, member.variant, member.seed, run.name, state, reason, *numbers.values()))

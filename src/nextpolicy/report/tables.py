@@ -199,9 +199,8 @@ def _aggregate_intervals(members: pd.DataFrame, variant: str, envs: list[str]) -
     middle = aggregate.iqm(percents)
     if max(map(len, percents)) < 2:
         return {"iqm_pct_ppo": middle}
-    stacked = [np.stack(draws, axis=1) for draws in columns.values()]  # each [REPS, environments]
-    resampled = np.array([aggregate.aggregate_of(*rows) for rows in zip(*stacked, strict=True)])
-    named = {name: _bounds(resampled[:, i]) for i, name in enumerate(AggregateRow._fields)}
+    resampled = aggregate.aggregate_of(*(np.stack(draws, axis=1) for draws in columns.values()))  # of [REPS, envs]
+    named = {name: _bounds(values) for name, values in resampled._asdict().items()}
     named["iqm_pct_ppo"] = aggregate.stratified_bootstrap(percents, seed=SEED, reps=REPS, level=LEVEL)[1:]
     bounds = {f"{name}_{end}": value for name, both in named.items() for end, value in zip(("low", "high"), both)}
     return {"iqm_pct_ppo": middle, **bounds}
