@@ -29,15 +29,16 @@ import jax
 import numpy as np
 
 import atari_learning
-from atari_rounds import Contender, act_seconds
-from atari_settings import config, write
-from nextpolicy.run.training import enable_cache, make_job
+from atari_rounds import Contender, act_seconds, start_worker
+from atari_settings import write
+from nextpolicy.run.training import enable_cache
+from nextpolicy.train.host_collect import Worker
 
 # Network and precision, then its rows: algorithm and groups. Most important first: what does not fit is left out.
 ROWS: list[tuple[str, str, list[tuple[str, int]]]] = [
     ("nature", "float32", [("ppo", 1), ("ppo", 2), ("ppo", 4), ("sv-dynamic", 4)]),
-    ("nature", "bfloat16", [("ppo", 2), ("ppo", 4), ("sv-dynamic", 4)]),
-    ("impala", "bfloat16", [("ppo", 2), ("ppo", 4), ("sv-dynamic", 4)]),
+    ("nature", "bfloat16", [("ppo", 4), ("sv-dynamic", 4)]),
+    ("impala", "bfloat16", [("ppo", 4), ("sv-dynamic", 4)]),
 ]
 
 
@@ -79,14 +80,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--num-envs", type=int, default=64)
     parser.add_argument("--rollout-length", type=int, default=128)
     parser.add_argument("--minibatch-size", type=int, default=1024)
-    parser.add_argument("--rounds", type=int, default=4, help="timed rounds of each contender, at most")
+    parser.add_argument("--rounds", type=int, default=3, help="timed rounds of each contender, at most")
     parser.add_argument("--threads", type=int, default=0, help="emulator threads of one group; 0 is one per core")
     parser.add_argument("--torso", default="nature", help="of the learning part")
     parser.add_argument("--dtype", default="float32", help="of the learning part")
     parser.add_argument("--groups", type=int, default=4, help="of the learning part")
     parser.add_argument("--learn-rollout-length", type=int, default=32, help="shorter rounds: more of them fit")
     parser.add_argument("--learn-minibatch-size", type=int, default=256)
-    parser.add_argument("--random-games", type=int, default=32, help="whole games of the random policy")
+    parser.add_argument("--random-games", type=int, default=16, help="whole games of the random policy")
     parser.add_argument("--image-size", type=int, default=84)
     options = parser.parse_args()
     for name in ("seconds", "minutes", "num_envs", "rollout_length", "minibatch_size", "rounds", "random_games"):
@@ -97,75 +98,79 @@ def parse() -> argparse.Namespace:
 
 def speed(options: argparse.Namespace, about: dict[str, Any], out: Path, deadline: float) -> None:
     """Every row of ROWS that the time allows, between two measurements of the emulators alone."""
-    emulator_speed(options, 1, 32)  # the first frames of a process are slower
-    emulators = {g: [emulator_speed(options, g, 2 * options.rollout_length)] for g in (1, 2, 4)}
+    chosen = [row for row in ROWS if f"{row[0]}:{row[1]}" in options.networks]
+    # Starting an emulator takes a tenth of a second of one core: all contenders with so many groups play the same ones.
+    workers = {g: start_worker(options, g) for g in sorted({groups for row in chosen for _, groups in row[2]})}
+    steps = 2 * options.rollout_length
+    emulator_speed(workers[4], 32)  # the first frames are slower
+    emulators = {g: [emulator_speed(worker, steps)] for g, worker in workers.items()}
     best = max(rate for rates in emulators.values() for rate in rates)
+    print(f"emulators started and measured at {options.seconds - deadline + time.monotonic():.0f} s", flush=True)
     result: dict[str, Any] = {**about, "rows": {}, "left_out": [], "sv_ppo_overhead": {}, "overlap_gain": {}}
     longest = 0.0
-    for torso, dtype, kinds in ROWS:
-        began = time.monotonic()
-        if f"{torso}:{dtype}" not in options.networks:
-            continue
-        if began + longest > deadline:
-            result["left_out"].append(f"{torso} {dtype}")
-            continue
-        rows = race(options, torso, dtype, kinds, deadline)
-        longest = max(longest, time.monotonic() - began)
-        result["rows"] |= rows
-        summarise(result, f"{torso} {dtype}", rows, emulators, best)
-        write(out / "speed.json", result)
-        print(f"{torso} {dtype}: {longest:.0f} s", flush=True)
-    for groups, rates in emulators.items():
-        rates.append(emulator_speed(options, groups, 2 * options.rollout_length))
+    try:
+        for torso, dtype, kinds in chosen:
+            began = time.monotonic()
+            if began + longest > deadline:
+                result["left_out"].append(f"{torso} {dtype}")
+                continue
+            rows = race(options, torso, dtype, kinds, workers, deadline)
+            longest = max(longest, time.monotonic() - began)
+            result["rows"] |= rows
+            summarise(result, f"{torso} {dtype}", rows, emulators, best)
+            write(out / "speed.json", result)
+            print(f"{torso} {dtype}: {time.monotonic() - began:.0f} s", flush=True)
+        for groups, rates in emulators.items():
+            rates.append(emulator_speed(workers[groups], steps))
+    finally:
+        for worker in workers.values():
+            worker.close()
     best = max(statistics.mean(rates) for rates in emulators.values())
     summarise(result, None, result["rows"], emulators, best)
     write(out / "speed.json", result)
     show(result)
 
 
-def emulator_speed(options: argparse.Namespace, groups: int, steps: int) -> float:
+def emulator_speed(worker: Worker, steps: int) -> float:
     """Steps/s of the emulators alone under random actions: all of them at once, or groups in turn."""
-    made = make_job(config(options, options.games[0], 10**9)).host
-    assert made is not None
-    size = options.num_envs // groups
-    pools = [made.start(size) for _ in range(groups)]
-    actions = np.random.default_rng(0).integers(0, made.spec.action.n, (steps, size)).astype(np.int32)
-    for pool in pools:
-        pool.reset(seed=0)
-        pool.send(actions[0])
+    number = worker.env.spec.action.n
+    actions = np.random.default_rng(0).integers(0, number, (steps, worker.num_envs)).astype(np.int32)
+    size = worker.num_envs // len(worker.pools)
+    for pool in worker.pools:
+        pool.send(actions[0, :size])
     started = time.perf_counter()
     for t in range(1, steps):
-        for pool in pools:
+        for pool in worker.pools:
             pool.recv()
-            pool.send(actions[t])
+            pool.send(actions[t, :size])
     seconds = time.perf_counter() - started
-    for pool in pools:
-        pool.recv()
-        pool.close()
-    return (steps - 1) * options.num_envs / seconds
+    worker.seen = [pool.recv().obs for pool in worker.pools]
+    return (steps - 1) * worker.num_envs / seconds
 
 
 def race(
-    options: argparse.Namespace, torso: str, dtype: str, kinds: list[tuple[str, int]], deadline: float
+    options: argparse.Namespace,
+    torso: str,
+    dtype: str,
+    kinds: list[tuple[str, int]],
+    workers: dict[int, Worker],
+    deadline: float,
 ) -> dict[str, dict[str, Any]]:
     """Rows of contenders whose rounds are taken in turn, so that a slow minute slows all of them."""
-    contenders = [Contender(options, algo, groups, torso, dtype) for algo, groups in kinds]
-    try:
-        for contender in contenders:  # the algorithm and the groups are data: one program for all
-            contender.loop.compiled = contenders[0].loop.compiled
-        for contender in contenders:  # the first round compiles
-            contender.round(timed=False)
-        for i in range(options.rounds):
-            if i > 1 and time.monotonic() > deadline:
-                break
-            for contender in contenders:
-                contender.round()
-        rows = {contender.name: contender.row() for contender in contenders}
+    contenders: list[Contender] = []
+    for algo, groups in kinds:  # the algorithm and the groups are data: one program for all
+        compiled = contenders[0].loop.compiled if contenders else None
+        contenders.append(Contender(options, algo, torso, dtype, workers[groups], compiled))
+    for contender in contenders:  # the first round compiles
+        contender.round(timed=False)
+    for i in range(options.rounds):
+        if i > 1 and time.monotonic() > deadline:
+            break
         for contender in contenders:
-            rows[contender.name]["one act, ms"] = act_seconds(contender)
-    finally:
-        for contender in contenders:
-            contender.loop.close()
+            contender.round()
+    rows = {contender.name: contender.row() for contender in contenders}
+    for contender in contenders:
+        rows[contender.name]["one act, ms"] = act_seconds(contender)
     return rows
 
 

@@ -8,6 +8,7 @@ import math
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -76,15 +77,19 @@ def learn(options: argparse.Namespace, about: dict[str, Any], out: Path, deadlin
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         try:
-            players += [Player(options, game) for game in options.games]
+            # One game's emulators start while the other's program is compiled.
+            with ThreadPoolExecutor() as threads:
+                players += threads.map(lambda game: first_round(options, game, began), options.games)
+            fresh = [row for player in players for row in player.rows]
             longest = 0.0
-            while time.monotonic() + longest + RESERVE < deadline:
+            while True:
+                writer.writerows({k: _plain(v) for k, v in row.items()} for row in fresh)
+                file.flush()
                 started = time.monotonic()
-                for player in players:
-                    writer.writerows({k: _plain(v) for k, v in row.items()} for row in player.round(began))
-                    file.flush()
-                # The first round compiles: it says nothing of the next.
-                longest = max(longest, time.monotonic() - started) if players[0].done > 1 else 0.0
+                if started + longest + RESERVE > deadline:
+                    break
+                fresh = [row for player in players for row in player.round(began)]
+                longest = max(longest, time.monotonic() - started)
                 if time.monotonic() - written > WRITE_EVERY:
                     written = time.monotonic()
                     save(players, about, out, written - began)
@@ -98,6 +103,12 @@ def learn(options: argparse.Namespace, about: dict[str, Any], out: Path, deadlin
         figures(out)
     except ImportError as error:
         print(f"no figures here ({error}); --part figures draws them from curves.csv", flush=True)
+
+
+def first_round(options: argparse.Namespace, game: str, began: float) -> Player:
+    player = Player(options, game)
+    player.round(began)
+    return player
 
 
 def save(players: list[Player], about: dict[str, Any], out: Path, seconds: float) -> None:

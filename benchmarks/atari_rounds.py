@@ -13,19 +13,31 @@ import numpy as np
 
 from atari_settings import config
 from nextpolicy.run.training import make_job
+from nextpolicy.train.host_collect import Worker
 from nextpolicy.train.host_loop import HostLoop
 
 
-class Contender:
-    """One member with its own loop, advanced a round at a time."""
+def start_worker(options: argparse.Namespace, groups: int) -> Worker:
+    """Running emulators of the first game, in so many groups."""
+    job = make_job(config(options, options.games[0], 10**9, env_options={"groups": groups}))
+    assert job.host is not None
+    worker = Worker(job.setup, job.host, 0, 0.99)
+    worker.start(0)
+    return worker
 
-    def __init__(self, options: argparse.Namespace, algo: str, groups: int, torso: str, dtype: str) -> None:
-        env_options = {"groups": groups, "threads": options.threads}
-        fields = {"algo": algo, "torso": torso, "compute_dtype": dtype, "env_options": env_options}
-        job = make_job(config(options, options.games[0], 10**9, **fields))
+
+class Contender:
+    """One member with its own loop, advanced a round at a time; its emulators may be others' too, between rounds."""
+
+    def __init__(
+        self, options: argparse.Namespace, algo: str, torso: str, dtype: str, worker: Worker, compiled: Any
+    ) -> None:
+        job = make_job(config(options, options.games[0], 10**9, algo=algo, torso=torso, compute_dtype=dtype))
         assert job.host is not None
-        self.name = f"{algo} {torso} {dtype} groups={groups}"
+        self.name = f"{algo} {torso} {dtype} groups={len(worker.pools)}"
         self.loop = HostLoop(job.setup, job.hypers, job.host, job.seeds)
+        self.loop.workers = [worker]
+        self.loop.compiled = compiled or self.loop.compiled
         self.state = self.loop.init(job.seeds)
         self.steps = job.config.batch_size
         self.rounds: list[Stopwatch] = []
@@ -139,10 +151,9 @@ def act_seconds(contender: Contender, repeats: int = 30) -> dict[str, float]:
     loop, worker = contender.loop, contender.loop.workers[0]
     agent = jax.tree.map(lambda x: x[0], contender.state.agent)
     _, noise = loop.compiled.begin(agent, explore=False)
-    snapshot = contender.state.agent.behaviour
-    snapshot = jax.tree.map(lambda x: x[0], snapshot)
-    on_device = worker.seen[0]
-    on_host = np.array(on_device)
+    snapshot = jax.tree.map(lambda x: x[0], contender.state.agent.behaviour)
+    on_host = np.array(worker.seen[0])
+    on_device = jax.device_put(on_host)
     times: dict[str, list[float]] = {"act": [], "act without upload": []}
     for _ in range(repeats):
         for name, obs in (("act", on_host), ("act without upload", on_device)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import sys
 import threading
@@ -131,6 +132,11 @@ def test_spaces_become_what_networks_read():
     lake = build.make_host("gym/FrozenLake-v1")
     assert lake.spec.obs_shape == (16,)
     np.testing.assert_array_equal(lake.arrange(jnp.asarray([0, 15])), np.eye(16)[[0, 15]])
+    shifted = toy(spaces.Discrete(3, start=-1), spaces.Discrete(2))
+    np.testing.assert_array_equal(shifted.arrange(jnp.asarray([-1, 1])), np.eye(3)[[0, 2]])
+    single = toy(spaces.Box(0, 1, ()), spaces.Discrete(2))
+    assert single.spec.obs_shape == (1,)
+    assert single.arrange(jnp.asarray([0.5, 1.0])).shape == (2, 1)
 
 
 def step(pool, times):
@@ -154,6 +160,12 @@ def test_observations_keep_bytes_and_put_channels_last():
     pool.close()
     counts = toy(spaces.Box(-5, 5, (3,), np.int64), spaces.Discrete(2))
     assert counts.arrange(jnp.asarray([[1, 2, 3]])).dtype == jnp.float32
+    for kind, across in ((np.int64, np.int32), (np.float64, np.float32)):  # eight bytes are not sent to the device
+        pool = toy(spaces.Box(-5, 5, (3,), kind), spaces.Discrete(2)).start(2)
+        assert pool.reset(seed=0).dtype == across
+        pool.send(np.zeros(2, np.int32))
+        assert pool.recv().obs.dtype == across
+        pool.close()
 
 
 def test_actions_are_clipped_and_counted_from_where_the_space_starts():
@@ -245,7 +257,8 @@ def test_a_missing_extra_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(ValueError, match=r'pip install "nextpolicy\[gymnasium\]"'):
         build.make_host("gym/CartPole-v1")
-    assert any('pip install "nextpolicy[gymnasium]"' in name for name in build.names())
+    # Only this suite: ale-py, imported for the first time without Gymnasium, would stay without its vector environment.
+    assert any('pip install "nextpolicy[gymnasium]"' in name for name in build.names("gym"))
 
 
 def test_an_environment_that_a_module_registers_is_found_by_module_and_id(tmp_path, monkeypatch):
@@ -279,6 +292,7 @@ def test_an_environment_that_fails_is_one_line_in_good_time(vectorization, fault
         step(pool, 3)
     children = list(pool._children)
     pool.close()
+    assert all(t.daemon for t in threading.enumerate() if t.name.startswith("env ")), "one would outlive the program"
     assert "\n" not in str(caught.value)
     assert time.monotonic() - started < 10
     assert len(children) == (2 if vectorization == "async" else 0)
@@ -299,7 +313,8 @@ def test_an_environment_that_fails_is_one_line_in_good_time(vectorization, fault
 def test_an_environment_that_fails_to_reset_is_one_line_in_good_time(vectorization, fault, message):
     env = build.make_host(partial(Counter, fault=fault, at=1, where="reset"), vectorization=vectorization)
     pool = env.start(2)
-    pool._thread.timeout = 1.0
+    assert pool._patience == 60 + 2
+    pool._patience = 1.0
     started = time.monotonic()
     with pytest.raises(HostEnvError, match=message):
         pool.reset(seed=0)
@@ -355,6 +370,47 @@ def test_a_pool_draws_itself_if_the_environment_can():
     assert not build.make_host(Counter).can_render
     env = build.make_host("gym/CartPole-v1")
     assert env.can_render
+
+
+def test_a_reset_starts_anew_after_the_end_of_an_episode():
+    pool = build.make_host(partial(Counter, length=2), autoreset="next-step").start(2)
+    pool.reset(seed=0)
+    step(pool, 2)
+    pool.reset(seed=0)
+    pool.send(np.zeros(2, np.int32))
+    assert pool.recv().valid.all()
+    pool.close()
+
+
+@pytest.mark.parametrize("fault", [None, "raise"])
+def test_environments_are_closed_with_their_pool_even_after_a_failure(fault):
+    closed = []
+
+    class Tidy(Counter):
+        def close(self):
+            closed.append(self)
+
+    env = build.make_host(partial(Tidy, fault=fault, at=1))
+    closed.clear()  # of the one that was only looked at
+    pool = env.start(2)
+    pool.reset(seed=0)
+    pool.send(np.zeros(2, np.int32))
+    with pytest.raises(HostEnvError) if fault else contextlib.nullcontext():
+        pool.recv()
+    pool.close()
+    assert len(closed) == 2
+
+
+@pytest.mark.parametrize("error", [EOFError, BrokenPipeError, ConnectionResetError])
+def test_a_broken_connection_is_a_worker_that_died(error):
+    driver = Driver("gym/toy", timeout=5.0)
+
+    def work():
+        raise error
+
+    with pytest.raises(HostEnvError, match=r"^gym/toy: a worker process died during step$"):
+        driver.call("step", work)
+    driver.stop()
 
 
 def test_a_driver_says_when_it_was_done_and_lets_go_of_what_it_did():

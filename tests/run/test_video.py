@@ -6,6 +6,8 @@ import importlib.machinery
 import sys
 import types
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,6 +88,32 @@ def test_an_mp4_is_given_every_frame(ffmpeg: list) -> None:
     assert len(ffmpeg) == 1 + len(frames)
     assert all(frame.flags["C_CONTIGUOUS"] for frame in ffmpeg[1:])
     np.testing.assert_array_equal(ffmpeg[8], frames[7][:, ::-1])
+
+
+def filmed(monkeypatch: pytest.MonkeyPatch, frames: int, path: str, **host: Any) -> list:
+    """What is written for an episode of so many frames."""
+    written: list = []
+    run = SimpleNamespace(snapshot=lambda policy, member: (policy, member))
+    setup = SimpleNamespace(env=None, networks=None, spec=SimpleNamespace(id="atari/Toy"))
+    run._job = SimpleNamespace(setup=setup, host=SimpleNamespace(**host))
+    monkeypatch.setattr(video, "actor", lambda *_: None)
+    monkeypatch.setattr(video, "film_host", lambda *_, **__: (moving_square(frames), 3.5))
+    monkeypatch.setattr(video, "write_mp4", lambda path, frames: written.append(("mp4", path, len(frames))))
+    monkeypatch.setattr(video, "write_gif", lambda path, frames: written.append(("gif", path, len(frames))))
+    written.append(video.record(run, path, "target", 0, True, 0))
+    return written
+
+
+def test_the_name_says_how_a_film_is_written(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    assert filmed(monkeypatch, 5, "a.GIF") == [("gif", "a.GIF", 5), 3.5]
+    assert capsys.readouterr().err == "video: 5 frames\n"
+    assert filmed(monkeypatch, 1001, "a.Mp4") == [("mp4", "a.Mp4", 1001), 3.5]
+    assert "1001 frames, the first of a longer episode" in capsys.readouterr().err
+
+
+def test_what_cannot_draw_itself_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RunError, match=r"^video: atari/Toy cannot draw itself$"):
+        filmed(monkeypatch, 5, "a.gif", can_render=False)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it leaves pipes to be collected

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nextpolicy.envs.base import Discrete, EnvSpec, HostStep, check_options, take_option
-from nextpolicy.envs.driver import Driver, check_timeout, drive
+from nextpolicy.envs.driver import SECONDS_PER_ENV, Driver, check_timeout, drive
 from nextpolicy.types import Array
 
 # The 16 games of the paper's main table.
@@ -51,7 +51,7 @@ OPTIONS: dict[str, Any] = {
     "max_frames": 108_000,  # of a game, after which it is truncated
     "threads": 0,  # emulator threads of one pool; 0 is as many as there are cores
     "groups": 2,
-    "worker_timeout": 60.0,  # seconds a step, a reset or the start may take
+    "worker_timeout": 60.0,  # seconds a step may take; the start and a reset, one more for each environment
 }
 
 # A picture is a second emulator in the console's own size and colours: equal seeds and actions give equal games.
@@ -132,9 +132,11 @@ class AtariPool:
     def __init__(self, env: AtariEnv, num_envs: int, render: bool) -> None:
         self.num_envs = num_envs
         self._thread = Driver(env.spec.id, env.timeout)
+        self._patience = env.timeout + SECONDS_PER_ENV * num_envs
         kinds: list[dict[str, Any]] = [{}, SCREEN] if render else [{}]
+        start = lambda: [env.emulator(num_envs, **kind) for kind in kinds]  # noqa: E731
         try:
-            self._emulators = self._thread.call("start", lambda: [env.emulator(num_envs, **kind) for kind in kinds])
+            self._emulators = self._thread.call("start", start, self._patience)
         except BaseException:
             self._thread.stop()
             raise
@@ -145,7 +147,8 @@ class AtariPool:
 
     def reset(self, seed: int) -> np.ndarray:
         emulators = self._emulators
-        (obs, info), *screen = self._thread.call("reset", lambda: [e.reset(seed=int(seed)) for e in emulators])
+        begin = lambda: [emulator.reset(seed=int(seed)) for emulator in emulators]  # noqa: E731
+        (obs, info), *screen = self._thread.call("reset", begin, self._patience)
         self._lives, self._over = info["lives"].copy(), np.zeros(self.num_envs, bool)
         self._draw(screen)
         return obs

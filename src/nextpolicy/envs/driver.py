@@ -10,6 +10,8 @@ from typing import Any
 
 from nextpolicy.envs.base import HostEnvError
 
+SECONDS_PER_ENV = 1.0  # more that starting and resetting may take: many environments are made one after another
+
 
 class Driver:
     """One thread that does one thing at a time for a caller who will not wait for ever.
@@ -19,7 +21,7 @@ class Driver:
 
     def __init__(self, env_id: str, timeout: float) -> None:
         self.env_id, self.timeout = env_id, timeout
-        self.idle, self.failed = True, False
+        self.idle = True
         self.finished_at = 0.0  # when the thread was done with what was waited for last, by `time.perf_counter`
         self._work: queue.SimpleQueue = queue.SimpleQueue()
         self._done: queue.SimpleQueue = queue.SimpleQueue()
@@ -34,12 +36,10 @@ class Driver:
         try:
             value, error, self.finished_at = self._done.get(timeout=limit)
         except queue.Empty:
-            self.failed = True
             raise HostEnvError(f"{self.env_id}: {what} did not return within worker_timeout, {limit:g} s") from None
         self.idle = True
         if error is None:
             return value
-        self.failed = True
         if isinstance(error, (EOFError, ConnectionError)):
             raise HostEnvError(f"{self.env_id}: a worker process died during {what}") from error
         raise HostEnvError(f"{self.env_id}: {what} raised {type(error).__name__}: {line_of(error)}") from error

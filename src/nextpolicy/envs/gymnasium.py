@@ -20,13 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from nextpolicy.envs.base import Box, Discrete, EnvSpec, HostEnvError, HostStep, take_option
-from nextpolicy.envs.driver import Driver, check_timeout, drive, line_of
+from nextpolicy.envs.driver import SECONDS_PER_ENV, Driver, check_timeout, drive, line_of
 from nextpolicy.types import Array
 
 OPTIONS: dict[str, Any] = {
     "vectorization": "sync",
     "autoreset": "same-step",
-    "worker_timeout": 60.0,  # seconds a step, a reset or the start may take
+    "worker_timeout": 60.0,  # seconds a step may take; the start and a reset, one more for each environment
     "groups": 2,
     "channels_first": False,  # whether images come as [C, H, W]
 }
@@ -149,9 +149,10 @@ class GymnasiumPool:
         self.num_envs, self.env = num_envs, env
         self._thread = Driver(env.spec.id, env.timeout)
         self._children: list[Any] = []
+        self._patience = env.timeout + SECONDS_PER_ENV * num_envs
         before = set(multiprocessing.active_children())
         try:
-            self._vector = self._thread.call("start", lambda: env.vector(num_envs, render))
+            self._vector = self._thread.call("start", lambda: env.vector(num_envs, render), self._patience)
         except BaseException:
             self._children = [p for p in multiprocessing.active_children() if p not in before]
             self._kill()
@@ -162,14 +163,14 @@ class GymnasiumPool:
 
     def reset(self, seed: int) -> np.ndarray:
         self._over = np.zeros(self.num_envs, bool)
-        return self._guard("reset", lambda: _plain(self._vector.reset(seed=int(seed))[0]))
+        return self._thread.call("reset", lambda: _plain(self._vector.reset(seed=int(seed))[0]), self._patience)
 
     def send(self, action: np.ndarray) -> None:
         action = self._legal(np.asarray(action))
         self._thread.submit(lambda: self._vector.step(action))
 
     def recv(self) -> HostStep:
-        obs, score, terminated, truncated, info = self._guard("step")
+        obs, score, terminated, truncated, info = self._thread.wait("step")
         truncated = truncated & ~terminated
         over = terminated | truncated
         index = np.flatnonzero(over).astype(np.int32) if self._same_step else np.zeros(0, np.int32)
@@ -189,7 +190,7 @@ class GymnasiumPool:
         return step
 
     def render(self) -> np.ndarray:
-        frames = self._guard("render", lambda: self._vector.render())
+        frames = self._thread.call("render", lambda: self._vector.render())
         return np.asarray(frames[0], np.uint8)
 
     def close(self) -> None:
@@ -197,15 +198,11 @@ class GymnasiumPool:
         if self._vector is None:
             return
         vector, self._vector = self._vector, None
-        if self._thread.idle and not self._thread.failed:
+        if self._thread.idle:
             with contextlib.suppress(HostEnvError):  # what does not close is ended below
                 self._thread.call("close", vector.close, timeout=min(CLOSE_SECONDS, self.env.timeout))
         vector.closed = True  # or it would try again, and wait, when it is collected
         self._kill()
-
-    def _guard(self, what: str, work: Callable[[], Any] | None = None) -> Any:
-        """The result of `work`, or of what was submitted before."""
-        return self._thread.wait(what) if work is None else self._thread.call(what, work)
 
     def _kill(self) -> None:
         for process in self._children:
