@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import struct
@@ -371,6 +372,15 @@ def test_pages_are_not_made_faster_than_the_machine_can_bear(run, monkeypatch):
     assert (source.page(), source.version()) == ("page 1", made[0])
     now[0] += 0.2
     assert source.page() == "page 2"
+
+
+def test_watching_says_where_until_it_is_interrupted(run, capsys, monkeypatch):
+    def interrupt(server) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch.ThreadingHTTPServer, "serve_forever", interrupt)
+    assert report(run, "--watch", "--port", "0") == 130
+    assert re.fullmatch(r"report: http://127\.0\.0\.1:\d+/ \(ctrl-C ends it\)\n", capsys.readouterr().out)
 
 
 def test_watching_an_empty_folder_or_a_taken_port(tmp_path, run, capsys):

@@ -396,6 +396,11 @@ def test_the_summary_counts_runs_not_their_first_members(tmp_path):
     assert first == "1 run with 9 members on 1 environment: 1 finished, 1 member without a score."
 
 
+def test_only_significant_differences_are_wins():
+    rows = [(100.5, True), (99.5, True), (120.0, False), (80.0, True), (100.0, True), (np.nan, False)]
+    assert text.wins(pd.DataFrame(rows, columns=["score_pct_of_ppo", "significant"])) == (1, 2)
+
+
 def test_the_largest_suite_leads_and_its_best_four_variants():
     rows = [("brax", f"v{i}", "ours", 3, 90.0 + i) for i in range(6)]
     rows += [("brax", "v5", "paper", np.nan, 500.0), ("atari", "w", "ours", 2, 200.0), ("brax", "x", "ours", 3, np.nan)]

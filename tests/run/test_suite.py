@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -293,6 +294,8 @@ def test_a_failed_environment_is_tried_once_more_and_the_rest_goes_on(tmp_path):
     assert "not finite in round" in outcomes[0].reason
     assert sum(env == "probe/nan" and text == "starting" for env, text in told) == 2
     assert [text for _, text in told if text.startswith("failed, trying once more")]
+    assert ("probe/nan", f"failed: {outcomes[0].reason}") in told
+    assert told[-1] == ("probe/action", "done")
     assert state_of(bad).state == "failed"
     assert "not finite in round" in state_of(bad).reason
     table = suite_cli.status_table([bad, good])
@@ -430,6 +433,36 @@ def test_ray_tasks_ask_for_what_they_need_and_finished_ones_are_not_sent(tmp_pat
     assert engine.ray.given[0].path == str(tmp_path / "relative" / "probe-action")  # workers may work elsewhere
     assert told[0] == (names[1], "done")
     assert {env for env, _ in told} == set(names)
+
+
+def test_ray_is_an_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(SuiteError, match=r'engine: ray needs an extra: pip install "nextpolicy\[ray\]"'):
+        engines.make("ray")
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_cluster_is_joined_or_begun_and_left_unless_it_was_there(monkeypatch, there):
+    calls: list[Any] = []
+    fake = PretendedRay()
+    fake.is_initialized = lambda: there
+    fake.init = lambda **options: calls.append(options["address"])
+    fake.shutdown = lambda: calls.append("left")
+    fake.cluster_resources = lambda: {"CPU": 2.0}
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    assert engines.make("ray", address="auto").run([], None, silent) == []
+    assert calls == ([] if there else ["auto", "left"])
+
+
+def test_a_cluster_that_refuses_is_said(monkeypatch):
+    def refuse(**options) -> None:
+        raise ConnectionError("no such cluster\nand a long explanation")
+
+    fake = PretendedRay()
+    fake.is_initialized, fake.init = lambda: False, refuse
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    with pytest.raises(SuiteError, match=r"^engine: no Ray cluster at this machine \(no such cluster\)$"):
+        engines.make("ray").run([], None, silent)
 
 
 def test_no_time_left_begins_nothing_on_a_worker(tmp_path, pretence):
