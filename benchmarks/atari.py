@@ -3,7 +3,7 @@
     python benchmarks/atari.py --out results/atari --part speed     within --seconds (150)
     python benchmarks/atari.py --out results/atari --part learn     within --minutes (9)
     python benchmarks/atari.py --out results/atari --part figures   from the curves.csv that lies there
-    python benchmarks/atari.py --out results/atari --part kernels   ways to compute the Nature network's gradient
+    python benchmarks/atari.py --out results/atari --part kernels   equal ways to compute the networks' gradients
 
 speed   emulator-only steps/s, then end-to-end agent steps/s by network, precision and number of groups, PPO against
         SV-PPO, all in one process, rounds of the contenders taken in turn; medians over rounds, and where their time

@@ -1,26 +1,70 @@
-"""Equal ways to compute the gradient of the Nature network, to see which one a device is fast at.
+"""Equal ways to compute the gradients of the Atari networks, to see which one a device is fast at.
 
-conv       strided convolutions, as the network has them
-regroup    the stride moved into the channels first (84 x 84 x 4 by 4 is 21 x 21 x 64): a dense 2 x 2 convolution
-patches    the same, then one matrix product over all windows
+nature conv       strided convolutions, as the network has them
+nature regroup    the stride moved into the channels first (84 x 84 x 4 by 4 is 21 x 21 x 64): a dense 2 x 2 convolution
+nature patches    the same, then one matrix product over all windows
+impala window     max-pooling by a window, as the network has it; its gradient is a scatter
+impala slices     max-pooling as the maximum of three shifted rows, then of three shifted columns
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 Array = jax.Array
+NUMBERS = ("NHWC", "HWIO", "NHWC")
+
+
+def compare(minibatch: int, repeats: int = 10) -> dict[str, Any]:
+    """Milliseconds of one gradient on a minibatch, and how far its result is from that of the first way."""
+    obs = jax.random.randint(jax.random.key(1), (minibatch, 84, 84, 4), 0, 256).astype(jnp.uint8)
+    result: dict[str, Any] = {}
+    for network, (ways, shapes) in NETWORKS.items():
+        params = [0.05 * jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(shapes)]
+        for dtype in (jnp.float32, jnp.bfloat16):
+            reference: Any = None
+            for way, apply in ways.items():
+                got, milliseconds = timed(apply, dtype, params, obs, repeats)
+                reference = got if reference is None else reference
+                off = max(
+                    float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b))) for a, b in zip(got, reference, strict=True)
+                )
+                name = f"{network} {way} {np.dtype(dtype).name}"
+                result[name] = {"ms": milliseconds, "relative difference": off}
+                print(f"{name:24s} {milliseconds:8.2f} ms, differs by {off:.1e}", flush=True)
+    return result
+
+
+def timed(
+    apply: Callable[[list[Array], Array], Array], dtype: Any, params: list[Array], obs: Array, repeats: int
+) -> tuple[Any, float]:
+    def loss(params: list[Array], obs: Array) -> Array:
+        x = (obs.astype(jnp.float32) / 255.0).astype(dtype)
+        return jnp.mean(jnp.square(apply([p.astype(dtype) for p in params], x).astype(jnp.float32)))
+
+    gradient = jax.jit(jax.grad(loss))
+    got = jax.block_until_ready(gradient(params, obs))
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        jax.block_until_ready(gradient(params, obs))
+        times.append(time.perf_counter() - started)
+    return got, 1e3 * statistics.median(times)
+
+
+# Nature.
 
 
 def convolution(x: Array, kernel: Array, stride: int) -> Array:
-    numbers = ("NHWC", "HWIO", "NHWC")
-    return jax.lax.conv_general_dilated(x, kernel, (stride, stride), "VALID", dimension_numbers=numbers)
+    return jax.lax.conv_general_dilated(x, kernel, (stride, stride), "VALID", dimension_numbers=NUMBERS)
 
 
 def regrouped(x: Array, kernel: Array, stride: int) -> tuple[Array, Array]:
@@ -45,38 +89,57 @@ def by_patches(x: Array, kernel: Array, stride: int) -> Array:
     return jnp.concatenate(windows, -1) @ kernel.reshape(-1, kernel.shape[-1])
 
 
-WAYS = {"conv": convolution, "regroup": by_regrouping, "patches": by_patches}
+def nature(way: Callable[[Array, Array, int], Array]) -> Callable[[list[Array], Array], Array]:
+    def apply(params: list[Array], x: Array) -> Array:
+        *kernels, dense, head = params
+        for kernel, stride in zip(kernels, (4, 2, 1), strict=True):
+            x = jax.nn.relu(way(x, kernel, stride))
+        return jax.nn.relu(x.reshape(len(x), -1) @ dense) @ head
+
+    return apply
 
 
-def compare(minibatch: int, repeats: int = 10) -> dict[str, Any]:
-    """Milliseconds of one gradient on a minibatch, and how far its result is from that of `conv`."""
-    keys = jax.random.split(jax.random.key(0), 6)
-    shapes = [(8, 8, 4, 32), (4, 4, 32, 64), (3, 3, 64, 64), (3136, 512), (512, 1)]
-    params = [0.05 * jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=False)]
-    obs = jax.random.randint(keys[5], (minibatch, 84, 84, 4), 0, 256).astype(jnp.uint8)
-    result: dict[str, Any] = {}
-    for dtype in (jnp.float32, jnp.bfloat16):
-        reference = None
-        for name, way in WAYS.items():
-            gradient = jax.jit(jax.grad(lambda p, x, way=way, dtype=dtype: loss(p, x, way, dtype)))
-            got = jax.block_until_ready(gradient(params, obs))
-            times = []
-            for _ in range(repeats):
-                started = time.perf_counter()
-                jax.block_until_ready(gradient(params, obs))
-                times.append(time.perf_counter() - started)
-            reference = got if reference is None else reference
-            off = max(float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b))) for a, b in zip(got, reference, strict=True))
-            row = {"ms": 1e3 * statistics.median(times), "relative difference": off}
-            result[f"{name} {np.dtype(dtype).name}"] = row
-            print(f"{name:8s} {np.dtype(dtype).name:9s} {row['ms']:8.2f} ms, differs by {off:.1e}", flush=True)
-    return result
+# IMPALA.
 
 
-def loss(params: list[Array], obs: Array, way: Any, dtype: Any) -> Array:
-    x = (obs.astype(jnp.float32) / 255.0).astype(dtype)
-    *kernels, dense, head = [p.astype(dtype) for p in params]
-    for kernel, stride in zip(kernels, (4, 2, 1), strict=True):
-        x = jax.nn.relu(way(x, kernel, stride))
-    x = jax.nn.relu(x.reshape(len(x), -1) @ dense) @ head
-    return jnp.mean(jnp.square(x.astype(jnp.float32)))
+def pool_by_window(x: Array) -> Array:
+    return nn.max_pool(x, (3, 3), (2, 2), "SAME")
+
+
+def pool_by_slices(x: Array) -> Array:
+    for axis in (1, 2):
+        size = x.shape[axis]
+        cells = -(-size // 2)
+        before = max((cells - 1) * 2 + 3 - size, 0) // 2
+        padding = [(0, 0)] * 4
+        padding[axis] = (before, (cells - 1) * 2 + 3 - size - before)
+        x = jnp.pad(x, padding, constant_values=-jnp.inf)
+        part = [jax.lax.slice_in_dim(x, i, i + 2 * cells - 1, 2, axis) for i in range(3)]
+        x = jnp.maximum(jnp.maximum(part[0], part[1]), part[2])
+    return x
+
+
+def impala(pool: Callable[[Array], Array]) -> Callable[[list[Array], Array], Array]:
+    def conv(x: Array, kernel: Array) -> Array:
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=NUMBERS)
+
+    def apply(params: list[Array], x: Array) -> Array:
+        *kernels, dense = params
+        for stage in range(3):
+            entry, *blocks = kernels[5 * stage : 5 * stage + 5]
+            x = pool(conv(x, entry))
+            for first, second in (blocks[:2], blocks[2:]):
+                x = x + conv(jax.nn.relu(conv(jax.nn.relu(x), first)), second)
+        return jax.nn.relu(x).reshape(len(x), -1) @ dense
+
+    return apply
+
+
+_STAGES = [(3, 3, i, c) for before, c in ((4, 16), (16, 32), (32, 32)) for i in (before, c, c, c, c)]
+NETWORKS: dict[str, tuple[dict[str, Any], list[tuple[int, ...]]]] = {
+    "nature": (
+        {"conv": nature(convolution), "regroup": nature(by_regrouping), "patches": nature(by_patches)},
+        [(8, 8, 4, 32), (4, 4, 32, 64), (3, 3, 64, 64), (3136, 512), (512, 1)],
+    ),
+    "impala": ({"window": impala(pool_by_window), "slices": impala(pool_by_slices)}, [*_STAGES, (11 * 11 * 32, 256)]),
+}

@@ -345,6 +345,20 @@ def slow():
     time.sleep(60)
 
 
+def slow_in_a_worker():
+    if multiprocessing.parent_process() is not None:
+        time.sleep(60)
+    return Counter()
+
+
+def test_workers_that_hang_at_the_start_are_ended():
+    env = build.make_host(slow_in_a_worker, vectorization="async")
+    env.timeout = 1.0
+    with pytest.raises(HostEnvError, match="start did not return within worker_timeout, 2 s"):
+        env.start(1)
+    assert not multiprocessing.active_children()
+
+
 def test_a_worker_that_dies_is_one_line():
     pool = build.make_host(partial(Counter, fault="exit", at=2), vectorization="async").start(2)
     pool.reset(seed=0)
