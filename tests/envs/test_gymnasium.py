@@ -382,6 +382,11 @@ def test_closing_ends_the_thread_and_may_be_repeated():
 
 def test_a_pool_draws_itself_if_the_environment_can():
     assert not build.make_host(Counter).can_render
+
+    class Drawable(Counter):  # could, but was not made to
+        metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+    assert not build.make_host(Drawable).can_render
     env = build.make_host("gym/CartPole-v1")
     assert env.can_render
 

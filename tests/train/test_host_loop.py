@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 import nextpolicy
 from nextpolicy.config import FIELDS, ConfigError
@@ -27,12 +28,11 @@ from nextpolicy.run.training import make_job, run_job
 from nextpolicy.train import host_loop
 from nextpolicy.train.host_collect import Log, padded
 from nextpolicy.train.host_loop import HostLoop
-from nextpolicy.train.rollout import random_actions
 
 from .helpers import TINY, assert_close, assert_same, fetch, member, tiny
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "envs"))
-from host_toys import Bandit, Counter
+from host_toys import Bandit, Counter, Spaces
 
 # The same for as many tests as possible: programs that are equal are compiled once.
 BASE: dict[str, Any] = {"normalise_obs": True, "normalise_reward": True, "total_env_steps": 32 * 30}
@@ -125,11 +125,74 @@ def test_successors_are_true_when_the_reset_takes_a_step(end):
     np.testing.assert_array_equal(log.totals, [3 * 8, 3 * 8, 8])
 
 
-def test_discounted_returns_follow_their_recursion():
-    _, log, _ = collected(job_of(partial(Counter, length=3), gamma=0.5))
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+def test_discounted_returns_follow_their_recursion(end):
+    _, log, _ = collected(job_of(partial(Counter, length=3, end=end), gamma=0.5))
     np.testing.assert_allclose(log.discounted_return[:, 0], [1, 1.5, 1.75, 1, 1.5, 1.75, 1, 1.5])
-    _, log, _ = collected(job_of(partial(Counter, length=3), "next-step", gamma=0.5))
+    _, log, _ = collected(job_of(partial(Counter, length=3, end=end), "next-step", gamma=0.5))
     np.testing.assert_allclose(log.discounted_return[:, 0], [1, 1.5, 1.75, 0, 1, 1.5, 1.75, 0])
+
+
+def test_a_lost_life_ends_what_is_learned_from_and_not_the_score():
+    """Of a game of six steps with a life lost after three; rewards are clipped to a tenth of the score."""
+
+    def lives(step: Any) -> Any:
+        lost = step.obs[:, 0] == 3
+        return step._replace(terminated=step.terminated | lost, score=10 * step.score)
+
+    job = job_of(partial(Counter, length=6), "next-step", gamma=0.5)
+    _, log, _ = collected(dataclasses.replace(job, host=Tampered(job.host, lives)))
+    np.testing.assert_allclose(log.discounted_return[:, 0], [1, 1.5, 1.75, 1, 1.5, 1.75, 0, 1])
+    np.testing.assert_array_equal(log.totals, [4 * 60, 4 * 6, 4])
+
+
+def test_a_round_goes_on_where_the_last_one_ended():
+    job = job_of(partial(Counter, length=100))
+    loop = loop_of(job)
+    agent, worker = member(loop.init(job.seeds).agent, 0), loop.workers[0]
+    worker.start(0)
+    key = jax.random.key_data(agent.key)
+    agent, noise = loop.compiled.begin(agent, explore=False)
+    assert not np.array_equal(jax.random.key_data(agent.key), key), "the next round would draw the same"
+    buffer = loop._room(agent, worker)
+    for first in (0, 8):
+        buffer, _ = worker.collect(loop.compiled, agent.behaviour, noise, buffer, False)
+        np.testing.assert_array_equal(np.asarray(buffer.obs)[:, :, 0], first + np.arange(9)[:, None] + np.zeros((1, 4)))
+    assert set(np.unique(buffer.action)) == {0, 1}, "actions are not sampled"
+    loop.close()
+
+
+def test_true_successors_are_padded_to_few_lengths_and_padding_lies_outside():
+    worker = loop_of(job_of(Counter)).workers[0]
+    log = Log.empty(8, 4)
+    log.finals.append((2, np.asarray([1, 3], np.int32), np.full((2, 1), 5.0)))
+    log.finals.append((6, np.asarray([0], np.int32), np.full((1, 1), 7.0)))
+    t, environment, final_obs = padded(log, worker)
+    np.testing.assert_array_equal(t, [2, 2, 6, 8])
+    np.testing.assert_array_equal(environment[:3], [1, 3, 0])
+    np.testing.assert_array_equal(final_obs[:3, 0], [5, 5, 7])
+
+
+@pytest.mark.parametrize(("groups", "sizes"), [(1, [4]), (2, [2, 2]), (3, [2, 2]), (8, [1, 1, 1, 1])])
+def test_groups_are_equal_parts(groups, sizes):
+    worker = loop_of(job_of(Counter, options={"groups": groups})).workers[0]
+    worker.start(0)
+    assert [pool.num_envs for pool in worker.pools] == sizes
+    worker.close()
+
+
+def test_actions_have_the_shape_the_environment_wants():
+    shaped = spaces.Box(-1, 1, (2, 2), np.float32)
+    job = job_of(partial(Spaces, Counter.observation_space, shaped))
+    loop = loop_of(job)
+    agent, worker = member(loop.init(job.seeds).agent, 0), loop.workers[0]
+    worker.start(0)
+    agent, noise = loop.compiled.begin(agent, explore=False)
+    buffer, _ = worker.collect(loop.compiled, agent.behaviour, noise, loop._room(agent, worker), False)
+    got = np.stack([np.stack(env.got) for pool in worker.pools for env in pool._vector.envs], 1)
+    loop.close()
+    assert buffer.action.shape == (8, 4, 4)
+    np.testing.assert_allclose(got, np.clip(buffer.action, -1, 1).reshape(8, 4, 2, 2))
 
 
 class Tampered:
@@ -295,7 +358,15 @@ def test_warm_up_fills_the_statistics_and_learns_nothing():
     assert float(warmed.obs_stats.samples) == pytest.approx(3 * 32, abs=1)  # 20 steps are three rounds of 8, times 4
     assert int(warmed.round) == 0
     assert_same(fetch(warmed.obs_stats), fetch(warmed.target.obs_stats))
-    assert random_actions(job.setup.spec, jax.random.key(0), (64,)).max() == 1
+    assert loop.buffer is not None
+    assert set(np.unique(loop.buffer.action)) == {0, 1}
+    # One that goes on from round 3 is warm already, and its environments are others.
+    later = member(loop.init(job.seeds).agent, 0)._replace(round=jnp.int32(3))
+    asked: list[int] = []
+    loop.workers[0].start = asked.append  # type: ignore[method-assign]
+    (resumed,) = loop._start([later])
+    assert asked == [3]
+    assert float(resumed.obs_stats.samples) == float(later.obs_stats.samples)
 
 
 def finished(path: Path, job: Any, **arguments: Any) -> RunFolder:
@@ -332,15 +403,16 @@ def test_all_but_the_episodes_continues_exactly_after_a_resume(tmp_path, capsys)
 
 
 def test_a_resumed_run_draws_other_episodes_than_the_first_start():
-    job = make_job(tiny(env="gym/CartPole-v1"))
+    job = make_job(tiny(env="gym/CartPole-v1", seeds=(0, 1)))
     seen = []
-    for round_index in (0, 0, 3):
-        worker = loop_of(job).workers[0]
+    for who, round_index in ((0, 0), (0, 0), (0, 3), (1, 0)):
+        worker = loop_of(job).workers[who]
         worker.start(round_index)
         seen.append(np.concatenate([np.asarray(x) for x in worker.seen]))
         worker.close()
     np.testing.assert_array_equal(seen[0], seen[1])
     assert not np.array_equal(seen[0], seen[2])
+    assert not np.array_equal(seen[0], seen[3]), "two members share a stream"
     assert len(np.unique(seen[0], axis=0)) == 4, "two environments share a stream"
 
 
