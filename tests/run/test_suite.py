@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import sys
 import threading
 import time
@@ -296,6 +297,9 @@ def test_a_failed_environment_is_tried_once_more_and_the_rest_goes_on(tmp_path):
     assert [text for _, text in told if text.startswith("failed, trying once more")]
     assert ("probe/nan", f"failed: {outcomes[0].reason}") in told
     assert told[-1] == ("probe/action", "done")
+    rounds = [text for env, text in told if env == "probe/action" and text.startswith("round")]
+    assert [text.partition(",")[0] for text in rounds] == ["round 2/6", "round 4/6", "round 6/6"]
+    assert all(re.fullmatch(r"round ./6, return -?[0-9.e-]+", text) for text in rounds)
     assert state_of(bad).state == "failed"
     assert "not finite in round" in state_of(bad).reason
     table = suite_cli.status_table([bad, good])
@@ -628,3 +632,8 @@ def test_status_estimates_the_time_left(tmp_path):
     assert first.split() == ["probe/action", "stopped", "2/6", "4", "min"]  # 4 rounds x 32 steps at 0.5 a second
     assert second.split() == ["probe/constant", "left", "0/6", "6", "min"]  # 6 x 32 at the rate of the other
     assert total.split() == ["all", "0", "of", "2", "done", "11", "min"]
+    faster = tiny("probe/action-observation", tmp_path)
+    RunFolder.create(faster.path, faster.config, {"custom": []}).unlock()
+    metrics.write_part(Path(faster.path) / "metrics", frame.assign(steps_per_second=3.5))
+    second = suite_cli.status_table([task, other, faster]).splitlines()[2]
+    assert second.split() == ["probe/constant", "left", "0/6", "2", "min"]  # 192 steps at the mean of 0.5 and 3.5: 96 s
