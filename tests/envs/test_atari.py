@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from itertools import pairwise
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -94,6 +96,54 @@ def test_a_time_limit_truncates_and_does_not_terminate():
     assert not (truncated & column(steps, "terminated")).any()
     np.testing.assert_array_equal(column(steps, "episode_over"), truncated)
     assert not column(steps, "valid")[10].any()
+
+
+def test_a_reset_starts_anew_after_the_end_of_a_game():
+    env = build.make_host("atari/Breakout", max_frames=8, **SMALL)
+    pool = env.start(1)
+    for _ in range(2):
+        pool.reset(seed=0)
+        steps = []
+        for _ in range(2):
+            pool.send(np.zeros(1))
+            steps.append(pool.recv())
+        assert column(steps, "valid").all()
+        assert steps[-1].truncated.all()
+    pool.close()
+
+
+def test_every_option_reaches_the_emulator(monkeypatch):
+    made = []
+
+    class Recorder:
+        single_action_space = SimpleNamespace(n=4)
+
+        def __init__(self, rom, num_envs, **arguments):
+            made.append((rom, num_envs, arguments))
+
+    monkeypatch.setattr("ale_py.vector_env.AtariVectorEnv", Recorder)
+    options = {"sticky": 0.5, "frame_skip": 3, "noop_max": 7, "fire_reset": False, "frame_stack": 2, "image_size": 20}
+    options |= {"full_action_space": True, "max_frames": 90, "threads": 5}
+    env = build.make_host("atari/MsPacman", **options)
+    assert env.spec.time_limit == 30
+    assert env.spec.obs_shape == (20, 20, 2)
+    env.start(6, render=True)
+    wanted = {"repeat_action_probability": 0.5, "frameskip": 3, "noop_max": 7, "use_fire_reset": False, "stack_num": 2}
+    wanted |= {"img_height": 20, "img_width": 20, "full_action_space": True, "max_num_frames_per_episode": 90}
+    wanted |= {"num_threads": 5, "reward_clipping": False, "episodic_life": False}
+    assert made[1] == ("ms_pacman", 6, wanted)
+    assert made[2] == ("ms_pacman", 6, {**wanted, **atari.SCREEN})
+
+
+def test_emulators_that_do_not_start_are_one_line_and_leave_no_thread(monkeypatch):
+    env = build.make_host("atari/Pong", **SMALL)
+    monkeypatch.setattr(env, "emulator", lambda *_, **__: 1 / 0)
+    with pytest.raises(HostEnvError, match="atari/Pong: start raised ZeroDivisionError"):
+        env.start(2)
+    deadline = time.monotonic() + 5
+    while any(t.name == "env atari/Pong" for t in threading.enumerate()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(t.name == "env atari/Pong" for t in threading.enumerate())
 
 
 def test_the_same_seed_gives_the_same_stream():
