@@ -75,6 +75,12 @@ def test_it_opens_quietly_fits_and_looks_right(browser, page, request):
     inside = "return [...document.querySelectorAll('.value')].every(e => e.getBoundingClientRect().right <= innerWidth)"
     assert browser.run(inside)
     assert browser.run("return document.querySelectorAll('#gate path.dots').length") > 0
+    gaps = (
+        "const all = [...document.querySelectorAll('.axis span')].map(e => e.getBoundingClientRect());"
+        "const r = all.filter(b => b.width);"
+        "return r.slice(1).every((b, i) => b.left > r[i].right) && r.length > 1"
+    )
+    assert browser.run(gaps), "labels of the bars' scale run into each other"
 
 
 def column(browser, index):

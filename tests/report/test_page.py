@@ -112,6 +112,10 @@ def test_the_scale_of_bars_holds_all_scores_and_is_never_too_narrow():
     assert bars.marks(20.0, 900.0) == [25, 50, 100, 200, 400, 800]
 
 
+def test_labels_of_the_scale_keep_their_distance():
+    assert bars.apart([80, 90, 95, 100, 104, 120], float, 10.0) == [80, 90, 100, 120]
+
+
 def track(value: float, low: float, high: float, variant: str = "sv-static") -> str:
     row = {"score_pct_of_ppo": value, "score_pct_of_ppo_low": low, "score_pct_of_ppo_high": high}
     table = pd.DataFrame([{"env": "brax/ant", **row, "note": "", "seeds": 3, "significant": False}])

@@ -38,7 +38,11 @@ def bars(suite: str, by_key: dict[tuple[str, str], pd.DataFrame], variants: list
         head = f'<div class="name">{name(env)}<small>{winner}</small></div>'
         many = " many" * (len(shown) > 4)
         rows.append(f'<div class="bar-row{many}">{head}<div class="tracks">{line}{tracks}</div></div>')
-    axis = "".join(f'<span style="left:{place(m):.2f}%">{m:g} %</span>' for m in marks(low, high))
+    few = apart(marks(low, high), place, 18.0)  # on a phone
+    axis = "".join(
+        f'<span class="{"few" if m in few else "more"}" style="left:{place(m):.2f}%">{m:g} %</span>'
+        for m in apart(marks(low, high), place, 6.0)
+    )
     axis = f'<div class="bar-row" aria-hidden="true"><div></div><div class="axis">{axis}</div></div>'
     several = len({s for s, _ in by_key}) > 1
     head = f"<h3>{html.escape(text.SUITE_NAMES.get(suite, suite))}</h3>" if several else ""
@@ -75,6 +79,15 @@ def marks(low: float, high: float) -> list[float]:
     narrow = (50, 60, 70, 80, 90, 100, 110, 125, 150, 175, 200, 250)
     wide = (10, 25, 50, 100, 200, 400, 800, 1600, 3200)
     return [m for m in (narrow if high / low < 4 else wide) if low * 1.03 <= m <= high / 1.03]
+
+
+def apart(marks: list[float], place: Callable[[float], float], gap: float) -> list[float]:
+    """100, and of the other marks as many as leave a gap between labels, in percent of the scale."""
+    kept: list[float] = []
+    for mark in sorted(marks, key=lambda m: abs(place(m) - place(100))):
+        if all(abs(place(mark) - place(other)) >= gap for other in kept):
+            kept.append(mark)
+    return sorted(kept)
 
 
 def _track(variant: str, row: dict[str, Any], variants: list[str], place: Callable[[float], float]) -> str:
