@@ -63,7 +63,7 @@ def conduct(options: argparse.Namespace) -> None:
 def work(options: argparse.Namespace, description: str) -> None:
     """Compile the contenders, wait for the turn, measure, and add the rows to the results."""
     from nextpolicy.bench import contenders, peers
-    from nextpolicy.bench.main import lengths, measure, table
+    from nextpolicy.bench.measure import lengths, measure, table
 
     env, count, *rest = description.split(":")
     env, _, backend = env.partition("@")

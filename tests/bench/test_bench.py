@@ -1,48 +1,136 @@
 """The benchmark harness measures, prints and keeps what it measured; how fast anything is, is not tested."""
 
 import json
+import math
 
+import numpy as np
 import pytest
 
 from nextpolicy.bench import main as bench
-from nextpolicy.bench.contenders import Contender
+from nextpolicy.bench import measure as harness
+from nextpolicy.bench.brax_peer import nearest_divisor
+from nextpolicy.bench.contenders import Contender, Reached, Timing, reached
+from nextpolicy.config import ConfigError
 from nextpolicy.run import cli
 
 SMALL = ["--set", "num_envs=2", "rollout_length=4", "minibatch_size=8", "hidden=4", "total_env_steps=80"]
 
 
-def test_rates_are_ratios_to_the_first_contender_and_overhead_is_taken_off(monkeypatch):
-    clock = {"now": 0.0}
-    monkeypatch.setattr(bench, "timed", lambda f: (f(), clock.pop("took", 0.0))[1])
+def self_timed(name, seconds_per_round, steps=100, **more):
+    """A contender that says it took so long, each turn by another factor."""
+    factors = iter([1.0] * 2 + [1.0, 2.0, 4.0] * 10)
 
-    def taking(seconds_per_round):
-        def run(rounds):
-            clock["took"] = seconds_per_round * rounds + 5.0
+    def clock(rounds):
+        factor = next(factors)
+        return Timing(seconds_per_round * rounds * factor, seconds_per_round * rounds)
 
-        return run
+    return Contender(name, steps, clock, clock=clock, memory=lambda: (2**20, "contender"), **more)
 
-    def overhead():
-        clock["took"] = 5.0
 
-    made = [
-        Contender("slow", 100, taking(0.1), notes={"overhead": overhead}),
-        Contender("fast", 100, taking(0.05), notes={"overhead": overhead}),
-    ]
-    rows = bench.measure(made, members=1, rounds=bench.lengths(made, 1.0), repeats=3)
+def test_rates_are_medians_and_ratios_are_taken_turn_by_turn():
+    made = [self_timed("slow", 0.1), self_timed("fast", 0.05)]
+    rows = harness.measure(made, members=4, rounds={"slow": 10, "fast": 10}, repeats=5)  # factors 1 1 1 2 4
     assert [r["steps_per_second"] for r in rows] == pytest.approx([1000, 2000])
+    assert [r["steps_per_cpu_second"] for r in rows] == pytest.approx([1000, 2000])
     assert [r["ratio"] for r in rows] == pytest.approx([1.0, 2.0])
+    assert [r["spread"] for r in rows] == pytest.approx([3.0, 3.0])
+    assert [(r["members"], r["rounds"]) for r in rows] == [(4, 10), (4, 10)]
+
+
+def test_what_a_run_does_beside_its_rounds_is_taken_off(monkeypatch):
+    took = {}
+    monkeypatch.setattr(harness, "timed", lambda f: (f(), Timing(took["s"], took["s"] / 2))[1])
+    run = lambda rounds: took.update(s=0.1 * rounds + 5.0)  # noqa: E731
+    c = Contender("peer", 100, run, overhead=lambda: took.update(s=5.0))
+    assert harness.take(c, 10) == pytest.approx((1.0, 0.5))
+
+
+def test_a_measurement_drowned_by_the_start_is_refused(monkeypatch):
+    monkeypatch.setattr(harness, "timed", lambda f: Timing(1.0, 1.0))
+    c = Contender("peer", 100, lambda rounds: None, overhead=lambda: None)
+    with pytest.raises(RuntimeError, match="peer: 7 rounds took no longer than its start"):
+        harness.measure([c], 1, {"peer": 7}, 1)
+
+
+def test_a_contender_of_one_length_takes_the_rounds_of_the_one_before_it():
+    asked = []
+    made = [self_timed("first", 0.01), Contender("one", 1, asked.append, one_length=True)]
+    assert harness.lengths(made, seconds=1.0) == {"first": 100, "one": 100}
+    assert asked == [100]
+
+
+def test_our_algorithms_are_compared_with_our_ppo_wherever_it_stands():
+    made = [self_timed("peer", 0.2), self_timed("nextpolicy sv-dynamic", 0.125), self_timed("nextpolicy ppo", 0.1)]
+    rows = harness.measure(made, 1, {c.name: 4 for c in made}, 1)
+    assert [r["contender"] for r in rows][3:] == ["sv-dynamic / ppo"]
+    assert rows[3]["ratio"] == pytest.approx(0.8)
+    lines = harness.table(rows).splitlines()
+    assert len(lines) == 5
+    assert "0.800" in lines[4]
+    assert "*" not in lines[1]
+
+
+def test_a_return_is_reached_when_half_of_the_members_have():
+    nan = math.nan
+    returns = np.array([[nan, 1.0, 5.0, 2.0], [nan, nan, nan, 6.0], [0.0, 1.0, 2.0, 3.0], [nan, 7.0, 0.0, 0.0]])
+    seconds = np.array([1.0, 2.0, 4.0, 8.0])
+    assert reached(returns, seconds, 10, target=5.0) == Reached(4.0, 30, 3)
+    assert reached(returns[:2], seconds, 10, target=5.0) == Reached(4.0, 30, 2)
+    assert reached(returns[1:2], seconds, 10, target=5.0) == Reached(8.0, 40, 1)
+    assert reached(returns[2:3], seconds, 10, target=5.0) == Reached(None, 40, 0)
+
+
+def test_the_time_to_a_return_is_told_for_those_who_know_it():
+    made = [Contender("a", 1, print, until=lambda r: Reached(r, 20, 1)), Contender("b", 1, print)]
+    made.append(Contender("c", 1, print, until=lambda r: Reached(None, 20, 0)))
+    rows = harness.until_return(made, 1, 2.5)
+    assert [(r["contender"], r["seconds"]) for r in rows] == [("a", 2.5), ("c", None)]
+    assert "2.50" in harness.until_table(rows)
+    assert "never" in harness.until_table(rows)
+
+
+def test_works_are_environments_times_members_times_numbers_of_environments():
+    works = bench.parse_works(["a/b:1,2", "c/d:3:hidden=8,8:lam=0.9", "e"], "4", "16,32", ["gamma=0.9"])
+    assert [(w.env, w.members, w.fields["num_envs"]) for w in works] == [
+        *[("a/b", 1, 16), ("a/b", 1, 32), ("a/b", 2, 16), ("a/b", 2, 32)],
+        *[("c/d", 3, 16), ("c/d", 3, 32), ("e", 4, 16), ("e", 4, 32)],
+    ]
+    assert works[4].fields == {"gamma": "0.9", "hidden": "8,8", "lam": "0.9", "num_envs": 16}
+    with pytest.raises(ConfigError, match="set: got 'hiden=8'"):
+        bench.parse_works(["c/d:3:hiden=8"], "1", "", [])
+
+
+def test_brax_takes_the_nearest_number_of_minibatches_it_can_cut():
+    assert [nearest_divisor(2048, n) for n in (20, 32, 3, 5000)] == [16, 32, 4, 2048]
 
 
 def test_the_command_measures_ours_and_the_simulator_and_keeps_the_numbers(tmp_path, capsys):
     out = tmp_path / "bench.json"
     arguments = ["bench", "probe/constant", "--contenders", "ppo,simulator", "--seconds", "0.01", "--repeats", "1"]
-    assert cli.main([*arguments, "--out", str(out), *SMALL]) == 0
+    assert cli.main([*arguments, "--until-return", "0.5", "--out", str(out), *SMALL]) == 0
     kept = json.loads(out.read_text())
     assert [r["contender"] for r in kept["rows"]] == ["nextpolicy ppo", "simulator alone"]
     assert all(r["steps_per_second"] > 0 for r in kept["rows"])
+    # Of the programs alone, not of the process, which holds hundreds of megabytes.
+    assert all(r["memory_of"] == "contender" and 0 < r["peak_memory_bytes"] < 2**22 for r in kept["rows"])
+    assert [(r["contender"], r["env_steps"], r["there"]) for r in kept["until_return"]] == [("nextpolicy ppo", 8, 1)]
     assert "simulator alone" in capsys.readouterr().out
     assert cli.main([*arguments, "--out", str(out)]) == 2
     assert "exists" in capsys.readouterr().err
+
+
+def test_works_compiled_side_by_side_are_told_in_order_and_one_that_fails_loses_no_other(tmp_path, capsys):
+    out = tmp_path / "bench.json"
+    works = ["probe/constant:2", "gym/CartPole-v1", "probe/observation"]
+    arguments = ["--contenders", "simulator", "--seconds", "0.01", "--compile-threads", "3", "--out", str(out)]
+    assert cli.main(["bench", *works, *arguments, *SMALL]) == 2
+    told = capsys.readouterr()
+    assert "1 of the works failed: gym/CartPole-v1" in told.err
+    assert told.out.index("probe/constant") < told.out.index("probe/observation")
+    assert [(r["env"], r["members"]) for r in json.loads(out.read_text())["rows"]] == [
+        ("probe/constant", 2),
+        ("probe/observation", 1),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -51,9 +139,17 @@ def test_the_command_measures_ours_and_the_simulator_and_keeps_the_numbers(tmp_p
         (["--contenders", "ppq"], "contenders: got 'ppq'"),
         (["--members", "0"], "members: got '0'"),
         (["--members", "x"], "members: got 'x'"),
+        (["--num-envs", "8,0"], "num-envs: got '8,0'"),
+        (["--repeats", "0"], "repeats: got less than 1"),
         (["--set", "num_env=3"], "set: got 'num_env=3'"),
+        (["--contenders", "all", "--members", "4"], "all: got 4 members, takes a multiple of 3"),
         (["--contenders", "purejaxrl"], "takes --purejaxrl with the path"),
         (["--contenders", "purejaxrl", "--purejaxrl", "nowhere"], "takes a checkout that has ppo.py"),
+        (["--contenders", "brax"], "brax: got gymnax/CartPole-v1, takes environments of brax/"),
+        (["--contenders", "ppo,sb3"], "pip install stable-baselines3"),
+        (["--contenders", "rejax", "--peer-python", "rejax=nowhere"], "rejax: got nowhere, takes the Python"),
+        (["--peer-python", "sb4=x"], "peer-python: got 'sb4=x', takes NAME=PATH"),
+        (["--peer-python", "sb3"], "peer-python: got 'sb3', takes NAME=PATH"),
     ],
 )
 def test_wrong_words_are_answered_in_one_line(arguments, words, capsys):

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from nextpolicy import presets
 from nextpolicy.run.training import make_job
 from nextpolicy.train.rollout import random_actions, shape_action
+
+
+class Timing(NamedTuple):
+    """What a piece of work took: on the clock, and of processors (user and system time, all threads)."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+class Reached(NamedTuple):
+    """When a return was reached: by half of the members, each by the mean of the episodes that one round finished."""
+
+    seconds: float | None  # None: not within the training budget
+    env_steps: int  # of one member, up to then
+    there: int  # members that had reached it when the measurement ended
+
+
+Memory = tuple[int, str] | None  # peak bytes, and whose: "contender" or "process"; None: ask this process
 
 
 @dataclass
@@ -23,46 +43,97 @@ class Contender:
     steps_per_round: int
     run: Callable[[int], Any]
     compile_seconds: float = 0.0
-    notes: dict[str, Any] = field(default_factory=dict)
+    overhead: Callable[[], Any] | None = None  # what a run does beside its rounds, to be taken off
+    one_length: bool = False  # every number of rounds is a program of its own
+    clock: Callable[[int], Timing] | None = None  # in place of `run`, where the contender has its own clock
+    memory: Callable[[], Memory] = lambda: None
+    until: Callable[[float], Reached] | None = None
+    close: Callable[[], None] = lambda: None
 
 
-def timed(function: Callable[[], Any]) -> float:
-    """Seconds until everything `function` returns is there."""
-    started = time.perf_counter()
+def timed(function: Callable[[], Any]) -> Timing:
+    """What it takes until everything `function` returns is there."""
+    cpu, clock = _cpu_seconds(), time.perf_counter()
     jax.block_until_ready(function())
-    return time.perf_counter() - started
+    return Timing(time.perf_counter() - clock, _cpu_seconds() - cpu)
+
+
+def _cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
 
 
 def ours(env: str, algo: str, members: int, fields: dict[str, Any]) -> Contender:
     """Our trainer with `members` members: seeds of one algorithm, or of several separated by commas."""
     algos = algo.split(",")
     config = presets.build(env, algo=tuple(algos), seeds=members // len(algos), **fields)
-    job = make_job(config)  # reads models and imports what the environment needs: not compilation
     started = time.perf_counter()
+    job = make_job(config)
     program = job.program()
-    holder = {"state": program.init(job.seeds)}
+    start = program.init(job.seeds)
+    state_bytes = sum(x.nbytes for x in jax.tree.leaves(start))
+    fresh = lambda: jax.tree.map(jnp.copy, start)  # noqa: E731
+    now: dict[str, Any] = {"state": fresh(), "done": 0}
 
     def run(rounds: int) -> Any:
+        metrics: Any = None
         while rounds > 0:
-            now = min(rounds, program.capacity)
-            holder["state"], metrics, _ = program.block(holder["state"], now)
-            rounds -= now
+            if now["done"] >= config.num_rounds:  # beyond its end the learning rate would turn negative
+                now.update(state=fresh(), done=0)
+            length = min(rounds, program.capacity, config.num_rounds - now["done"])
+            now["state"], metrics, _ = program.block(now["state"], length)
+            now["done"] += length
+            rounds -= length
         return jax.block_until_ready(metrics["accepted"])
 
     run(1)
-    seconds = time.perf_counter() - started
-    return Contender(f"nextpolicy {algo}", config.batch_size * members, run, seconds)
+    return Contender(
+        f"nextpolicy {algo}",
+        config.batch_size * members,
+        run,
+        time.perf_counter() - started,
+        memory=lambda: _memory_of("jit_block", state_bytes),
+        until=lambda target: _until(program, fresh(), config, target),
+        close=program.close,
+    )
+
+
+def _until(program: Any, state: Any, config: Any, target: float) -> Reached:
+    """Train in blocks of a fiftieth of the budget; inside a block, rounds count as equally long."""
+    block = max(1, min(program.capacity, config.num_rounds // 50))
+    seconds, returns = [], np.zeros((len(config.members()), 0))
+    while len(seconds) < config.num_rounds:
+        rounds = min(block, config.num_rounds - len(seconds))
+        clock = time.perf_counter()
+        state, metrics, _ = program.block(state, rounds)
+        new = np.asarray(metrics["episode_return"])[:, :rounds]
+        seconds += [(time.perf_counter() - clock) / rounds] * rounds
+        returns = np.concatenate([returns, new], axis=1)
+        if reached(returns, np.cumsum(seconds), config.batch_size, target).seconds is not None:
+            break
+    return reached(returns, np.cumsum(seconds), config.batch_size, target)
+
+
+def reached(returns: np.ndarray, seconds: np.ndarray, steps_per_round: int, target: float) -> Reached:
+    """From mean returns [M, R] of each round and the time [R] at its end; NaN where no episode finished."""
+    above = np.nan_to_num(returns, nan=-np.inf) >= target
+    first = np.where(above.any(axis=1), above.argmax(axis=1), returns.shape[1])
+    middle = int(np.sort(first)[(len(first) - 1) // 2])
+    there = int((first < returns.shape[1]).sum())
+    if middle == returns.shape[1]:
+        return Reached(None, returns.shape[1] * steps_per_round, there)
+    return Reached(float(seconds[middle]), (middle + 1) * steps_per_round, there)
 
 
 def simulator(env: str, members: int, fields: dict[str, Any]) -> Contender:
     """Random actions in as many environments as the population has, and nothing else."""
     config = presets.build(env, **fields)
     made = make_job(config.replace(normalise_obs=False)).setup.env
-    assert made is not None
+    if made is None:
+        raise ValueError(f"simulator: got {env}, takes an environment that runs inside XLA")
     num_envs, length = config.environment.num_envs * members, config.ppo.rollout_length
 
-    @jax.jit
-    def rounds_of(state: Any, key: jax.Array, rounds: int) -> Any:
+    def rounds_of(state: Any, key: jax.Array, rounds: jax.Array) -> jax.Array:
         def body(i: jax.Array, carry: Any) -> Any:
             state, total = carry
             key_act, key_env = jax.random.split(jax.random.fold_in(key, i))
@@ -71,10 +142,32 @@ def simulator(env: str, members: int, fields: dict[str, Any]) -> Contender:
             )
             return state, total + step.reward
 
-        return jax.lax.fori_loop(0, rounds * length, body, (state, jnp.zeros(num_envs)))
+        total: jax.Array = jax.lax.fori_loop(0, rounds * length, body, (state, jnp.zeros(num_envs)))[1]
+        return total
 
     started = time.perf_counter()
     state = jax.jit(lambda key: made.reset(key, num_envs)[0])(jax.random.key(0))
-    run = lambda rounds: jax.block_until_ready(rounds_of(state, jax.random.key(1), rounds)[1])  # noqa: E731
+    program = jax.jit(rounds_of).lower(state, jax.random.key(1), np.int32(1)).compile()
+    run = lambda rounds: jax.block_until_ready(program(state, jax.random.key(1), np.int32(rounds)))  # noqa: E731
     run(1)
-    return Contender("simulator alone", num_envs * length, run, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return Contender(
+        "simulator alone", num_envs * length, run, seconds, memory=lambda: program_memory(program.memory_analysis())
+    )
+
+
+def program_memory(stats: Any) -> Memory:
+    """Most bytes a compiled program holds at once: its arguments, results and workspace, on each device."""
+    if stats is None:
+        return None
+    held = stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
+    return int(held - stats.alias_size_in_bytes), "contender"
+
+
+def _memory_of(name: str, donated: int) -> Memory:
+    """That of the loaded program of this name that is given so many bytes to reuse."""
+    for program in jax.local_devices()[0].client.live_executables():
+        stats = program.get_compiled_memory_stats()
+        if program.hlo_modules()[0].name == name and stats.alias_size_in_bytes == donated:
+            return program_memory(stats)
+    return None

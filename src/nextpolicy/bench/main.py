@@ -1,63 +1,115 @@
-"""`nextpolicy bench`: contenders on the same work, alternating in one process, warm, as ratios."""
+"""`nextpolicy bench`: contenders on the same work, taking turns, warm, compilation apart, as ratios."""
 
 from __future__ import annotations
 
-import resource
-import statistics
+import contextlib
+import gc
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
-from nextpolicy.bench import contenders, peers
-from nextpolicy.bench.contenders import Contender, timed
+from nextpolicy import presets
+from nextpolicy.bench import brax_peer, contenders, peers, process
+from nextpolicy.bench.contenders import Contender
+from nextpolicy.bench.measure import lengths as lengths
+from nextpolicy.bench.measure import measure as measure
+from nextpolicy.bench.measure import table as table
+from nextpolicy.bench.measure import until_return, until_table
 from nextpolicy.config import FIELDS, ConfigError
 from nextpolicy.run.folder import describe_machine, write_json
 
 OWN = ("ppo", "sv-static", "sv-dynamic", "all", "simulator")
-PEERS = ("purejaxrl",)
+ELSEWHERE = tuple(process.PACKAGES)
+PEERS = ("purejaxrl", "brax", *ELSEWHERE)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all contenders do: an environment, a number of members, and the fields that differ from its preset."""
+
+    env: str
+    members: int
+    fields: dict[str, Any]
+
+    @property
+    def title(self) -> str:
+        return " ".join([self.env, *(f"{k}={v}" for k, v in self.fields.items())])
 
 
 def main(arguments: list[str], parser_class: Any, parse: Callable[..., Any]) -> None:
     """Measure and print; `--out` keeps every number as JSON."""
-    parser = parser_class(prog="nextpolicy bench", description=__doc__)
-    parser.add_argument("env", help="Environment id.")
-    everyone = ", ".join(OWN + PEERS)
-    parser.add_argument("--contenders", default="ppo,sv-dynamic,sv-static,simulator", help=f"Of {everyone}.")
-    parser.add_argument("--members", default="1", help="Members to measure with, e.g. 1,4,12,36.")
-    parser.add_argument("--purejaxrl", help="Checkout of PureJaxRL, for the contender of that name.")
-    parser.add_argument("--seconds", type=float, default=3.0, help="Aimed length of one measurement.")
-    parser.add_argument("--repeats", type=int, default=3, help="Measurements per contender; the median counts.")
-    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="Config fields of the work.")
-    parser.add_argument("--out", help="JSON file for every number; must not exist.")
-    options = parse(parser, arguments)
+    options = parse(_parser(parser_class), arguments)
     names = options.contenders.split(",")
     unknown = [n for n in names if n not in OWN + PEERS]
     if unknown:
         raise ConfigError(f"contenders: got {unknown[0]!r}, takes of {', '.join(OWN + PEERS)}")
     if options.out and Path(options.out).exists():
         raise ConfigError(f"out: {options.out} exists, takes a new file; nothing was written")
-    fields = _fields(options.set)
-    rows = []
-    for members in _counts(options.members):
-        made = [_make(n, options.env, members, fields, options) for n in names]
-        present = [c for c in made if c is not None]
-        rows += measure(present, members, lengths(present, options.seconds), options.repeats)
-    print(table(rows))
-    if options.out:
-        write_json(Path(options.out), {"env": options.env, "fields": fields, "rows": rows, "about": describe_machine()})
+    if min(options.compile_threads, options.repeats) < 1:
+        raise ConfigError("compile-threads, repeats: got less than 1, takes whole numbers of at least 1")
+    options.pythons = _pythons(options.peer_python)
+    works = parse_works(options.work, options.members, options.num_envs, options.set)
+    for work in works:
+        for name in names:
+            _check(name, work, options)
+    kept: dict[str, Any] = {"rows": [], "until_return": [], "failed": [], "about": describe_machine()}
+    with _shared_programs():
+        for work, made, rounds in _prepared(works, names, options, kept["failed"]):
+            _measure_one(work, made, rounds, options, kept)
+            if options.out:
+                write_json(Path(options.out), kept)
+    if kept["failed"]:
+        raise RuntimeError(f"{len(kept['failed'])} of the works failed: {'; '.join(kept['failed'])}")
 
 
-def _counts(text: str) -> list[int]:
+def _parser(parser_class: Any) -> Any:
+    parser = parser_class(prog="nextpolicy bench", description=__doc__, allow_abbrev=False)
+    add = parser.add_argument
+    add("work", nargs="+", metavar="ENV[:MEMBERS[:NAME=VALUE...]]", help="Environments, measured one after another.")
+    add("--contenders", default="ppo,sv-dynamic,sv-static,simulator", help=f"Of {', '.join(OWN + PEERS)}.")
+    add("--members", default="1", help="Members where the work says none, e.g. 1,4,12,36.")
+    add("--num-envs", default="", help="Numbers of environments to measure with, e.g. 64,256.")
+    add("--purejaxrl", metavar="PATH", help="Checkout of PureJaxRL, for the contender of that name.")
+    add("--peer-python", nargs="+", default=[], action="extend", metavar="NAME=PATH", help=_PEER_PYTHON)
+    add("--seconds", type=float, default=3.0, help="Aimed length of one measurement.")
+    add("--repeats", type=int, default=3, help="Turns of each contender; the median counts.")
+    add("--until-return", type=float, metavar="R", help="Also the time until a round's mean episode return is R.")
+    add("--compile-threads", type=int, default=1, metavar="N", help=_COMPILE_THREADS)
+    add("--set", nargs="+", default=[], metavar="NAME=VALUE", help="Config fields of every work.")
+    add("--out", help="JSON file for every number; must not exist.")
+    return parser
+
+
+_PEER_PYTHON = f"Interpreter of a peer that has a virtual environment of its own: {', '.join(ELSEWHERE)}."
+_COMPILE_THREADS = "Compile all works side by side before any is measured; 1 compiles each when its turn comes."
+
+
+def parse_works(texts: list[str], members: str, num_envs: str, pairs: list[str]) -> list[Work]:
+    """ENV[:MEMBERS[:NAME=VALUE...]] times the numbers of members and of environments."""
+    shared, works = _fields(pairs), []
+    for text in texts:
+        env, *rest = text.split(":")
+        own = _fields(rest[1:])
+        for count in _counts("members", rest[0] if rest else members):
+            for envs in _counts("num-envs", num_envs) if num_envs else [None]:
+                fields = {**shared, **own, **({} if envs is None else {"num_envs": envs})}
+                works.append(Work(env, count, fields))
+    return works
+
+
+def _counts(name: str, text: str) -> list[int]:
     try:
         counts = [int(part) for part in text.split(",")]
     except ValueError:
         counts = [0]
     if min(counts) < 1:
-        raise ConfigError(f"members: got {text!r}, takes whole numbers of at least 1, separated by commas")
+        raise ConfigError(f"{name}: got {text!r}, takes whole numbers of at least 1, separated by commas")
     return counts
 
 
@@ -69,77 +121,108 @@ def _fields(pairs: list[str]) -> dict[str, Any]:
     return fields
 
 
-def _make(name: str, env: str, members: int, fields: dict[str, Any], options: Any) -> Contender | None:
+def _pythons(pairs: list[str]) -> dict[str, str]:
+    for pair in pairs:
+        if pair.partition("=")[0] not in ELSEWHERE or not pair.partition("=")[2]:
+            raise ConfigError(f"peer-python: got {pair!r}, takes NAME=PATH with a name of {', '.join(ELSEWHERE)}")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def _check(name: str, work: Work, options: Any) -> None:
+    """Raise before anything is compiled where a contender cannot do the work."""
+    presets.build(work.env, **work.fields)
+    if name == "purejaxrl":
+        peers.check_purejaxrl(options.purejaxrl, work.env, work.fields)
+    elif name == "brax":
+        brax_peer.check(work.env)
+    elif name in ELSEWHERE:
+        process.check(name, work.env, options.pythons)
+    elif name == "all" and work.members % 3:
+        raise ConfigError(f"all: got {work.members} members, takes a multiple of 3: one third for each algorithm")
+
+
+def _make(name: str, work: Work, options: Any) -> Contender:
+    where = (work.env, work.members, work.fields)
     if name == "simulator":
-        return contenders.simulator(env, members, fields)
-    if name == "all":
-        return contenders.ours(env, "ppo,sv-static,sv-dynamic", members, fields) if members % 3 == 0 else None
-    if name in OWN:
-        return contenders.ours(env, name, members, fields)
-    if not options.purejaxrl:
-        raise ConfigError("purejaxrl: takes --purejaxrl with the path of a checkout")
-    return peers.purejaxrl(options.purejaxrl, env, members, fields)
+        return contenders.simulator(*where)
+    if name == "purejaxrl":
+        return peers.purejaxrl(options.purejaxrl, *where)
+    if name == "brax":
+        return brax_peer.brax(*where)
+    if name in ELSEWHERE:
+        return process.contender(name, options.pythons[name], *where)
+    return contenders.ours(work.env, "ppo,sv-static,sv-dynamic" if name == "all" else name, work.members, work.fields)
 
 
-def measure(made: list[Contender], members: int, rounds: dict[str, int], repeats: int) -> list[dict[str, Any]]:
-    """Rates of all contenders, taken in turns so that a slow minute of the machine hits them alike."""
-    times: dict[str, list[float]] = {c.name: [] for c in made}
-    for _ in range(repeats):
-        for c in made:
-            fixed = timed(c.notes["overhead"]) if "overhead" in c.notes else 0.0
-            times[c.name].append(timed(lambda c=c: c.run(rounds[c.name])) - fixed)
-    rates = {c.name: c.steps_per_round * rounds[c.name] / statistics.median(times[c.name]) for c in made}
-    first = rates[made[0].name]
-    return [
-        {
-            "contender": c.name,
-            "members": members,
-            "steps_per_second": rates[c.name],
-            "ratio": rates[c.name] / first,
-            "spread": float(np.ptp(times[c.name]) / np.median(times[c.name])),
-            "compile_seconds": c.compile_seconds,
-            "peak_memory_bytes": peak_memory(),
-        }
-        for c in made
-    ]
+Prepared = tuple[Work, list[Contender], dict[str, int]]
 
 
-def lengths(made: list[Contender], seconds: float) -> dict[str, int]:
-    """Rounds for each to take about `seconds`, all warm.
+def _prepared(works: list[Work], names: list[str], options: Any, failed: list[str]) -> Iterator[Prepared]:
+    """Works ready to be measured, in their order; with several threads, only once all of them are."""
 
-    A contender whose every length is a program of its own (it has an `overhead`) takes those of the one before it:
-    finding its own would cost further compilations.
+    def prepare(work: Work) -> tuple[list[Contender], dict[str, int]]:
+        made: list[Contender] = []
+        try:
+            made += [_make(name, work, options) for name in names]
+            return made, lengths(made, options.seconds)
+        except Exception:
+            _close(made)
+            raise
+
+    with ThreadPoolExecutor(options.compile_threads) as pool:
+        at_once = options.compile_threads > 1
+        futures = [pool.submit(prepare, work) for work in works] if at_once else []
+        for future in futures:
+            future.exception()  # waits; measuring while others compile would measure that
+        for i, work in enumerate(works):
+            try:
+                made, rounds = futures[i].result() if at_once else prepare(work)
+            except (ValueError, RuntimeError, OSError, ImportError) as error:
+                if len(works) == 1:
+                    raise
+                failed.append(f"{work.title}: {str(error).splitlines()[0]}")
+                print(f"nextpolicy: {failed[-1]}", file=sys.stderr, flush=True)
+                continue
+            if at_once:
+                futures[i] = None  # type: ignore[call-overload]  # what was measured may be freed
+            yield work, made, rounds
+
+
+def _measure_one(work: Work, made: list[Contender], rounds: dict[str, int], options: Any, kept: dict[str, Any]) -> None:
+    """Print one work's numbers as soon as they are there, add them to `kept`, and let its programs go."""
+    about = {"env": work.env, "num_envs": presets.build(work.env, **work.fields).environment.num_envs}
+    try:
+        rows = measure(made, work.members, rounds, options.repeats)
+        print(f"{work.title}\n{table(rows)}", flush=True)
+        kept["rows"] += [{**about, "fields": work.fields, **row} for row in rows]
+        if options.until_return is not None:
+            reached = until_return(made, work.members, options.until_return)
+            print(until_table(reached), flush=True)
+            kept["until_return"] += [{**about, "fields": work.fields, **row} for row in reached]
+    finally:
+        _close(made)
+        gc.collect()
+
+
+def _close(made: list[Contender]) -> None:
+    for contender in made:
+        contender.close()
+    made.clear()
+
+
+@contextlib.contextmanager
+def _shared_programs() -> Iterator[None]:
+    """Compile each program once: our algorithms are one program with other numbers in it.
+
+    What is compiled is kept in a folder of this call alone, so that the first of them still says what compiling takes;
+    a folder that the user has set is left as it is.
     """
-    found: dict[str, int] = {}
-    for c in made:
-        borrowed = list(found.values())[-1:] if "overhead" in c.notes else []
-        found[c.name] = borrowed[0] if borrowed else _length(c, seconds)
-        c.run(found[c.name])
-    return found
-
-
-def _length(c: Contender, seconds: float) -> int:
-    """Rounds that take about `seconds`, warm."""
-    c.run(2)
-    fixed = timed(c.notes["overhead"]) if "overhead" in c.notes else 0.0
-    each = max((timed(lambda: c.run(2)) - fixed) / 2, 1e-5)
-    return int(min(max(seconds / each, 2), 2000))
-
-
-def peak_memory() -> int:
-    """Most bytes in use so far: on the device where it says, else of this process."""
-    stats = jax.local_devices()[0].memory_stats()
-    if stats and "peak_bytes_in_use" in stats:
-        return int(stats["peak_bytes_in_use"])
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """The rows for people; ratios are to the first contender with as many members."""
-    head = f"{'contender':<40} {'members':>7} {'steps/s':>12} {'ratio':>7} {'spread':>7} {'compile':>8} {'memory':>9}"
-    lines = [
-        f"{r['contender']:<40} {r['members']:>7} {r['steps_per_second']:>12,.0f} {r['ratio']:>7.3f} "
-        f"{r['spread']:>7.1%} {r['compile_seconds']:>7.1f}s {r['peak_memory_bytes'] / 2**20:>6,.0f} MB"
-        for r in rows
-    ]
-    return "\n".join([head, *lines])
+    if jax.config.jax_compilation_cache_dir is not None:
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        try:
+            yield
+        finally:
+            jax.config.update("jax_compilation_cache_dir", None)

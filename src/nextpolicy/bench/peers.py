@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
 import time
 import types
 from functools import partial
@@ -16,9 +17,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from nextpolicy import presets
-from nextpolicy.bench.contenders import Contender
+from nextpolicy.bench.contenders import Contender, Reached, program_memory, reached, timed
+from nextpolicy.config import ConfigError, TrainConfig
 from nextpolicy.envs.brax import import_brax
 from nextpolicy.envs.gymnax import import_gymnax
 from nextpolicy.nets.heads import Categorical, DiagonalGaussian
@@ -27,15 +30,83 @@ from nextpolicy.nets.heads import Categorical, DiagonalGaussian
 def purejaxrl(path: str, env: str, members: int, fields: dict[str, Any]) -> Contender:
     """PureJaxRL's PPO from a checkout, on today's gymnax and Brax: its scripts are loaded as they are.
 
-    It fixes its networks (MLP 64 for gymnax, 256 for Brax), so `fields` should ask ours for the same.
+    Its init and its rounds are one program, one for each number of rounds. A program of no rounds, which compiles in a
+    moment, tells what init takes.
     """
-    folder = Path(path) / "purejaxrl" if (Path(path) / "purejaxrl").is_dir() else Path(path)
-    suite, name = env.split("/", 1)
-    script = folder / ("ppo_continuous_action.py" if suite == "brax" else "ppo.py")
-    if not script.is_file():
-        raise ValueError(f"purejaxrl: got {path}, takes a checkout that has {script.name}")
+    script = purejaxrl_script(path, env)
     config = presets.build(env, **fields)
-    settings = {
+    settings = _purejaxrl_settings(config, env.split("/", 1)[1])
+    make_train = _load_purejaxrl(script, config.environment.env_options.get("backend"))
+    keys = jax.random.split(jax.random.PRNGKey(0), members)
+    compiled: dict[int, Any] = {}
+
+    def prepare(rounds: int) -> float:
+        started = time.perf_counter()
+        total = rounds * settings["NUM_ENVS"] * settings["NUM_STEPS"]
+        train = jax.jit(jax.vmap(make_train({**settings, "TOTAL_TIMESTEPS": total})))
+        compiled[rounds] = train.lower(keys).compile()
+        return time.perf_counter() - started
+
+    def run(rounds: int) -> Any:
+        if rounds not in compiled:
+            contender.compile_seconds = prepare(rounds)
+        return jax.block_until_ready(compiled[rounds](keys))
+
+    def until(target: float) -> Reached:
+        """A whole training; its rounds count as equally long, since it has no way to tell the time between them."""
+        run(config.num_rounds)
+        fixed = timed(lambda: run(0)).seconds
+        started = time.perf_counter()
+        metrics = run(config.num_rounds)["metrics"]
+        each = (time.perf_counter() - started - fixed) / config.num_rounds
+        over = np.asarray(metrics["returned_episode"]).reshape(members, config.num_rounds, -1)
+        total = np.asarray(metrics["returned_episode_returns"]).reshape(over.shape)
+        finished = np.where(over.any(axis=-1), over.sum(axis=-1), np.nan)
+        seconds = each * np.arange(1, config.num_rounds + 1)
+        return reached((total * over).sum(axis=-1) / finished, seconds, config.batch_size, target)
+
+    prepare(0)
+    contender = Contender("purejaxrl", config.batch_size * members, run, overhead=lambda: run(0), one_length=True)
+    contender.memory = lambda: max(m for p in compiled.values() if (m := program_memory(p.memory_analysis())))
+    contender.until = until
+    return contender
+
+
+def purejaxrl_script(path: str, env: str) -> Path:
+    """The script of a checkout that trains on such environments."""
+    folder = Path(path) / "purejaxrl" if (Path(path) / "purejaxrl").is_dir() else Path(path)
+    if not env.startswith(("gymnax/", "brax/")):
+        raise ConfigError(f"purejaxrl: got {env}, takes environments of gymnax/ and brax/")
+    script = folder / ("ppo_continuous_action.py" if env.startswith("brax/") else "ppo.py")
+    if not script.is_file():
+        raise ConfigError(f"purejaxrl: got {path}, takes a checkout that has {script.name}")
+    return script
+
+
+def check_purejaxrl(path: str | None, env: str, fields: dict[str, Any]) -> None:
+    """Raise where there is no checkout, or where the work is not what its scripts are written for."""
+    if not path:
+        how = "git clone it from the GitHub user luchris429"
+        raise ConfigError(f"purejaxrl: takes --purejaxrl with the path of a checkout; to have it: {how}")
+    purejaxrl_script(path, env)
+    config = presets.build(env, **fields)
+    fixed = _BRAX_FIXED if env.startswith("brax/") else _GYMNAX_FIXED
+    has = {name: config.value(name) for name in fixed}
+    if has["torso"] == "auto" and not env.endswith("-MinAtar"):
+        has["torso"] = "mlp"  # what auto takes for observations that are vectors
+    wrong = {name: value for name, value in fixed.items() if has[name] != value}
+    if wrong:
+        words = " ".join(f"{k}={','.join(map(str, v)) if isinstance(v, tuple) else v}" for k, v in wrong.items())
+        raise ConfigError(f"purejaxrl: its scripts fix what the work has otherwise; add --set {words}")
+
+
+_MLP = {"torso": "mlp", "activation": "tanh", "layer_norm": False}
+_GYMNAX_FIXED: dict[str, Any] = {**_MLP, "hidden": (64, 64), "normalise_obs": False, "normalise_reward": False}
+_BRAX_FIXED: dict[str, Any] = {**_MLP, "hidden": (256, 256), "normalise_obs": True, "normalise_reward": True}
+
+
+def _purejaxrl_settings(config: TrainConfig, name: str) -> dict[str, Any]:
+    return {
         "LR": config.ppo.learning_rate,
         "NUM_ENVS": config.environment.num_envs,
         "NUM_STEPS": config.ppo.rollout_length,
@@ -53,33 +124,18 @@ def purejaxrl(path: str, env: str, members: int, fields: dict[str, Any]) -> Cont
         "NORMALIZE_ENV": True,
         "DEBUG": False,
     }
-    make_train = _load_purejaxrl(folder, script, config.environment.env_options.get("backend"))
-    keys = jax.random.split(jax.random.PRNGKey(0), members)
-    compiled: dict[int, Any] = {}
-
-    def prepare(rounds: int) -> float:
-        started = time.perf_counter()
-        total = rounds * settings["NUM_ENVS"] * settings["NUM_STEPS"]
-        train = jax.jit(jax.vmap(make_train({**settings, "TOTAL_TIMESTEPS": total})))
-        compiled[rounds] = train.lower(keys).compile()
-        return time.perf_counter() - started
-
-    # Its init and its rounds are one program, one for each number of rounds. No rounds at all tell what init takes.
-    prepare(0)
-    contender = Contender("purejaxrl", config.batch_size * members, lambda rounds: None)
-
-    def run(rounds: int) -> Any:
-        if rounds not in compiled:
-            contender.compile_seconds = prepare(rounds)
-        return jax.block_until_ready(compiled[rounds](keys))
-
-    contender.run = run
-    contender.notes["overhead"] = lambda: jax.block_until_ready(compiled[0](keys))
-    return contender
 
 
-def _load_purejaxrl(folder: Path, script: Path, backend: str | None) -> Any:
+_loading = threading.Lock()  # its modules go by global names, and several works may be made at once
+
+
+def _load_purejaxrl(script: Path, backend: str | None) -> Any:
     """Its `make_train`, with stand-ins for what it imports and does not need here."""
+    with _loading:
+        return _load_scripts(script, backend)
+
+
+def _load_scripts(script: Path, backend: str | None) -> Any:
     import_gymnax()
     _stand_in("navix")
     chex = _stand_in("chex")
@@ -88,7 +144,7 @@ def _load_purejaxrl(folder: Path, script: Path, backend: str | None) -> Any:
     distrax.Categorical = _Categorical
     distrax.MultivariateNormalDiag = _Normal
     import_brax()
-    _load("wrappers", folder / "wrappers.py")
+    _load("wrappers", script.with_name("wrappers.py"))
     module = _load(f"purejaxrl_{script.stem}", script)
     if hasattr(module, "gymnax"):
         module.gymnax = types.SimpleNamespace(make=_legacy_gymnax)

@@ -1,0 +1,144 @@
+"""From contenders to rows of numbers: how long to run, in which turn, and what the ratios are."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+
+from nextpolicy.bench.contenders import Contender, Timing, timed
+
+_MOST_ROUNDS = 2000
+
+
+def lengths(made: list[Contender], seconds: float) -> dict[str, int]:
+    """Rounds for each to take about `seconds`, all warm.
+
+    A contender whose every length is a program of its own takes those of the one before it: finding its own would
+    cost further compilations.
+    """
+    found: dict[str, int] = {}
+    for c in made:
+        borrowed = list(found.values())[-1:] if c.one_length else []
+        found[c.name] = borrowed[0] if borrowed else _length(c, seconds)
+        c.run(found[c.name])
+    return found
+
+
+def _length(c: Contender, seconds: float) -> int:
+    """Rounds that take about `seconds`, warm."""
+    c.run(2)
+    each = max(take(c, 2).seconds / 2, 1e-5)
+    return int(min(max(seconds / each, 2), _MOST_ROUNDS))
+
+
+def take(c: Contender, rounds: int) -> Timing:
+    """What `rounds` rounds take, without what a run does beside them."""
+    if c.clock is not None:
+        return c.clock(rounds)
+    fixed = Timing(0.0, 0.0) if c.overhead is None else timed(c.overhead)
+    whole = timed(lambda: c.run(rounds))
+    return Timing(whole.seconds - fixed.seconds, whole.cpu_seconds - fixed.cpu_seconds)
+
+
+def measure(made: list[Contender], members: int, rounds: dict[str, int], repeats: int) -> list[dict[str, Any]]:
+    """A row for each contender, and one for each of our algorithms as a ratio to our PPO.
+
+    They take turns, so that a slow minute of the machine hits them alike; a ratio is the median over turns of the
+    ratio within the turn. `cpu_ratio` compares the processor time of a step and hardly feels other people's load.
+    """
+    rates: dict[str, list[tuple[float, float]]] = {c.name: [] for c in made}
+    for _ in range(repeats):
+        for c in made:
+            took, steps = take(c, rounds[c.name]), c.steps_per_round * rounds[c.name]
+            if took.seconds <= 0:
+                raise RuntimeError(f"{c.name}: {rounds[c.name]} rounds took no longer than its start; more --seconds")
+            rates[c.name].append((steps / took.seconds, steps / max(took.cpu_seconds, 1e-9)))
+    table = {name: np.asarray(pairs) for name, pairs in rates.items()}
+    first = table[made[0].name]
+    rows = [{**_row(c, table[c.name], first), "members": members, "rounds": rounds[c.name]} for c in made]
+    return rows + [{**row, "members": members} for row in _against_ppo(table)]
+
+
+def _row(c: Contender, rates: np.ndarray, first: np.ndarray) -> dict[str, Any]:
+    """`rates` [turns, 2]: steps per second and per processor second."""
+    memory, whose = c.memory() or (peak_memory(), "process")
+    return {
+        "contender": c.name,
+        "steps_per_second": float(np.median(rates[:, 0])),
+        "steps_per_cpu_second": float(np.median(rates[:, 1])),
+        "ratio": float(np.median(rates[:, 0] / first[:, 0])),
+        "cpu_ratio": float(np.median(rates[:, 1] / first[:, 1])),
+        "spread": float(np.ptp(1 / rates[:, 0]) / np.median(1 / rates[:, 0])),
+        "compile_seconds": c.compile_seconds,
+        "peak_memory_bytes": memory,
+        "memory_of": whose,
+    }
+
+
+def _against_ppo(rates: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    ppo = rates.get("nextpolicy ppo")
+    others = [n for n in rates if n.startswith("nextpolicy ") and n != "nextpolicy ppo"]
+    if ppo is None:
+        return []
+    return [
+        {
+            "contender": f"{name.removeprefix('nextpolicy ')} / ppo",
+            "ratio": float(np.median(rates[name][:, 0] / ppo[:, 0])),
+            "cpu_ratio": float(np.median(rates[name][:, 1] / ppo[:, 1])),
+        }
+        for name in others
+    ]
+
+
+def peak_memory() -> int:
+    """Most bytes in use so far: on the device where it says, else of this process."""
+    stats = jax.local_devices()[0].memory_stats()
+    if stats and "peak_bytes_in_use" in stats:
+        return int(stats["peak_bytes_in_use"])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows for people; ratios are to the first contender with as many members.
+
+    A `*` marks memory that is a whole process's, where that of the contender's programs alone is not known.
+    """
+    head = (
+        f"{'contender':<40} {'members':>7} {'steps/s':>12} {'ratio':>7} {'by CPU':>7} {'spread':>7} {'compile':>8} "
+        f"{'memory':>10}"
+    )
+    return "\n".join([head, *(_line(row) for row in rows)])
+
+
+def _line(row: dict[str, Any]) -> str:
+    name = f"{row['contender']:<40} {row['members']:>7}"
+    ratios = f"{row['ratio']:>7.3f} {row['cpu_ratio']:>7.3f}"
+    if "steps_per_second" not in row:
+        return f"{name} {'':>12} {ratios}"
+    star = "*" if row["memory_of"] == "process" else " "
+    return (
+        f"{name} {row['steps_per_second']:>12,.0f} {ratios} {row['spread']:>7.1%} {row['compile_seconds']:>7.1f}s "
+        f"{row['peak_memory_bytes'] / 2**20:>6,.0f} MB{star}"
+    )
+
+
+def until_return(made: list[Contender], members: int, target: float) -> list[dict[str, Any]]:
+    """Time to a given return for every contender that can tell, compilation apart."""
+    able = [(c.name, c.until(target)) for c in made if c.until is not None]
+    return [{"contender": name, "members": members, "until_return": target, **got._asdict()} for name, got in able]
+
+
+def until_table(rows: list[dict[str, Any]]) -> str:
+    """Those rows for people."""
+    head = f"{'contender':<40} {'members':>7} {'return':>10} {'seconds':>9} {'env steps':>12} {'there':>6}"
+    return "\n".join([head, *(_until_line(row) for row in rows)])
+
+
+def _until_line(row: dict[str, Any]) -> str:
+    seconds = "never" if row["seconds"] is None else f"{row['seconds']:.2f}"
+    name = f"{row['contender']:<40} {row['members']:>7} {row['until_return']:>10g}"
+    return f"{name} {seconds:>9} {row['env_steps']:>12,} {row['there']:>6}"

@@ -1,0 +1,123 @@
+"""Peers that live in an interpreter of their own: one process each, which waits while the others are measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from nextpolicy import presets
+from nextpolicy.bench.contenders import Contender, Reached, Timing
+from nextpolicy.config import ConfigError
+
+WORKER = Path(__file__).with_name("peer_worker.py")
+PACKAGES = {"sb3": "stable-baselines3", "sbx": "sbx-rl", "rejax": "rejax"}
+
+
+class PeerError(RuntimeError):
+    """A peer's process failed: one line."""
+
+
+class PeerProcess:
+    """The other end of `peer_worker.py`."""
+
+    def __init__(self, peer: str, python: str, work: dict[str, Any]) -> None:
+        self.peer = peer
+        # A JAX that takes most of the accelerator's memory at its start would leave nothing to the others.
+        environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        self.process = subprocess.Popen(
+            [python, str(WORKER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+        )
+        self.hello = self.ask({"peer": peer, **work})
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Its answer, waited for."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        line = ""
+        try:
+            self.process.stdin.write(json.dumps(question) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+            reply: dict[str, Any] = json.loads(line)
+        except (BrokenPipeError, json.JSONDecodeError):
+            self.close()
+            told = f"got {line.strip()[:80]!r}" if line.strip() else f"it ended with code {self.process.returncode}"
+            raise PeerError(f"{self.peer}: no answer from its process, {told}") from None
+        if "error" in reply:
+            self.close()
+            missing = " (is it installed there?)" if "ModuleNotFoundError" in reply["error"] else ""
+            raise PeerError(f"{self.peer}: {reply['error']}{missing}")
+        return reply
+
+    def close(self) -> None:
+        """End the process; it stops by itself when its input ends."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.close()
+            self.process.wait(timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            self.process.kill()
+            self.process.wait()
+
+
+def check(peer: str, env: str, pythons: dict[str, str]) -> None:
+    """Raise where this peer cannot be had, or cannot do this work, before anything is started."""
+    if peer not in pythons:
+        how = f"python -m venv DIR && DIR/bin/pip install {PACKAGES[peer]}"
+        raise ConfigError(f"{peer}: takes --peer-python {peer}=DIR/bin/python; to have it: {how}")
+    if not os.access(pythons[peer], os.X_OK):
+        raise ConfigError(f"{peer}: got {pythons[peer]}, takes the Python interpreter of its virtual environment")
+    suites = ("gymnax/", "brax/") if peer == "rejax" else ("gymnax/", "gym/")
+    if not env.startswith(suites):
+        raise ConfigError(f"{peer}: got {env}, takes environments of {' and '.join(suites)}")
+
+
+def contender(peer: str, python: str, env: str, members: int, fields: dict[str, Any]) -> Contender:
+    """A peer on the same work. Those that train one seed at a time do one: their rate is the same for any number."""
+    config = presets.build(env, **fields)
+    suite, name = env.split("/", 1)
+    side_by_side = members if peer == "rejax" else 1
+    work = {
+        "env": env if suite == "brax" else name,
+        "env_options": {"backend": "positional", **config.environment.env_options} if suite == "brax" else {},
+        "members": side_by_side,
+        "minibatches": config.minibatches,
+        **{k: config.value(k) for k in _FIELDS},
+    }
+    if config.net.torso not in ("auto", "mlp") or config.net.layer_norm:
+        raise ConfigError(f"{peer}: got torso {config.net.torso}, takes an MLP without layer_norm")
+    process = PeerProcess(peer, python, work)
+    last: dict[str, Any] = {}
+
+    def clock(rounds: int) -> Timing:
+        last.update(process.ask({"rounds": rounds}))
+        return Timing(last["seconds"], last["cpu_seconds"])
+
+    def until(target: float) -> Reached:
+        got = process.ask({"until_return": target, "rounds": config.num_rounds})
+        return Reached(got["seconds"], got["rounds"] * config.batch_size, got["there"])
+
+    return Contender(
+        peer if side_by_side == members else f"{peer}, one seed at a time",
+        config.batch_size * side_by_side,
+        clock,
+        process.hello["compile_seconds"],
+        clock=clock,
+        memory=lambda: (last["memory_bytes"], last["memory_of"]),
+        until=until,
+        close=process.close,
+    )
+
+
+_FIELDS = (
+    *("num_envs", "rollout_length", "epochs", "hidden", "activation", "learning_rate", "learning_rate_final", "gamma"),
+    *("lam", "clip", "entropy_coef", "value_coef", "max_grad_norm", "normalise_obs", "normalise_reward"),
+)
