@@ -135,6 +135,36 @@ def test_every_option_reaches_the_emulator(monkeypatch):
     assert made[2] == ("ms_pacman", 6, {**wanted, **atari.SCREEN})
 
 
+def test_a_life_lost_at_the_very_time_limit_is_a_death_and_the_step_after_it_is_nothing(monkeypatch):
+    """(score, game over, timed out, lives) of one game, step by step."""
+    told = iter([(0, False, False, 3), (-2, False, True, 2), (0, False, False, 1), (5, False, False, 1)])
+
+    class Scripted:
+        single_action_space = SimpleNamespace(n=4)
+
+        def __init__(self, *_, **__):
+            pass
+
+        def reset(self, seed):
+            return np.zeros((1, 4, 12, 12), np.uint8), {"lives": np.asarray([3])}
+
+        def send(self, action):
+            pass
+
+        def recv(self):
+            score, *flags, lives = (np.asarray([x]) for x in next(told))
+            return np.zeros((1, 4, 12, 12), np.uint8), score, *flags, {"lives": lives}
+
+    monkeypatch.setattr("ale_py.vector_env.AtariVectorEnv", Scripted)
+    _, steps = play(build.make_host("atari/Breakout", clip_reward=True, **SMALL), 0, np.zeros((4, 1), int))
+    assert column(steps, "terminated")[:, 0].tolist() == [False, True, False, False]
+    assert not column(steps, "truncated").any()
+    assert column(steps, "episode_over")[:, 0].tolist() == [False, True, False, False]
+    assert column(steps, "valid")[:, 0].tolist() == [True, True, False, True]
+    assert column(steps, "reward")[:, 0].tolist() == [0, -1, 0, 1]
+    assert column(steps, "score")[:, 0].tolist() == [0, -2, 0, 5]
+
+
 def test_emulators_that_do_not_start_are_one_line_and_leave_no_thread(monkeypatch):
     env = build.make_host("atari/Pong", **SMALL)
     monkeypatch.setattr(env, "emulator", lambda *_, **__: 1 / 0)
