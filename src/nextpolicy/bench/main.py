@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from nextpolicy import presets
 from nextpolicy.bench import brax_peer, contenders, peers, process
@@ -221,8 +222,10 @@ def _shared_programs() -> Iterator[None]:
         yield
         return
     with tempfile.TemporaryDirectory() as folder:
-        jax.config.update("jax_compilation_cache_dir", folder)
         try:
+            jax.config.update("jax_compilation_cache_dir", folder)
+            compilation_cache.reset_cache()  # JAX looks at the setting once, and remembers
             yield
         finally:
             jax.config.update("jax_compilation_cache_dir", None)
+            compilation_cache.reset_cache()

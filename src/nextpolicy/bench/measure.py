@@ -39,9 +39,11 @@ def take(c: Contender, rounds: int) -> Timing:
     """What `rounds` rounds take, without what a run does beside them."""
     if c.clock is not None:
         return c.clock(rounds)
-    fixed = Timing(0.0, 0.0) if c.overhead is None else timed(c.overhead)
     whole = timed(lambda: c.run(rounds))
-    return Timing(whole.seconds - fixed.seconds, whole.cpu_seconds - fixed.cpu_seconds)
+    if c.overhead is None:
+        return whole
+    fixed = np.median([timed(c.overhead) for _ in range(3)], axis=0)  # short, so that a hiccup would weigh on it
+    return Timing(*(np.asarray(whole) - fixed).tolist())
 
 
 def measure(made: list[Contender], members: int, rounds: dict[str, int], repeats: int) -> list[dict[str, Any]]:

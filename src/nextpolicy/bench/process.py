@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -59,11 +60,13 @@ class PeerProcess:
 
     def close(self) -> None:
         """End the process; it stops by itself when its input ends."""
-        assert self.process.stdin is not None
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            with contextlib.suppress(OSError):  # what it never read is lost with it
+                stream.close()
         try:
-            self.process.stdin.close()
             self.process.wait(timeout=10)
-        except (OSError, subprocess.TimeoutExpired):
+        except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
 
