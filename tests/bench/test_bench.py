@@ -1,5 +1,6 @@
 """The benchmark harness measures, prints and keeps what it measured; how fast anything is, is not tested."""
 
+import itertools
 import json
 import math
 
@@ -16,24 +17,24 @@ from nextpolicy.run import cli
 SMALL = ["--set", "num_envs=2", "rollout_length=4", "minibatch_size=8", "hidden=4", "total_env_steps=80"]
 
 
-def self_timed(name, seconds_per_round, steps=100, **more):
-    """A contender that says it took so long, each turn by another factor."""
-    factors = iter([1.0] * 2 + [1.0, 2.0, 4.0] * 10)
+def self_timed(name, seconds_per_round, load=(1.0,)):
+    """A contender that says how long it took; `load` is how many times longer its turns take."""
+    loads = itertools.cycle(load)
 
     def clock(rounds):
-        factor = next(factors)
-        return Timing(seconds_per_round * rounds * factor, seconds_per_round * rounds)
+        return Timing(seconds_per_round * rounds * next(loads), seconds_per_round * rounds)
 
-    return Contender(name, steps, clock, clock=clock, memory=lambda: (2**20, "contender"), **more)
+    return Contender(name, 100, clock, clock=clock, memory=lambda: (2**20, "contender"))
 
 
 def test_rates_are_medians_and_ratios_are_taken_turn_by_turn():
-    made = [self_timed("slow", 0.1), self_timed("fast", 0.05)]
-    rows = harness.measure(made, members=4, rounds={"slow": 10, "fast": 10}, repeats=5)  # factors 1 1 1 2 4
-    assert [r["steps_per_second"] for r in rows] == pytest.approx([1000, 2000])
+    made = [self_timed("slow", 0.1, load=(1, 2, 4)), self_timed("fast", 0.05, load=(1, 2, 1))]
+    rows = harness.measure(made, members=4, rounds={"slow": 10, "fast": 10}, repeats=3)
+    assert [r["steps_per_second"] for r in rows] == pytest.approx([500, 2000])
     assert [r["steps_per_cpu_second"] for r in rows] == pytest.approx([1000, 2000])
-    assert [r["ratio"] for r in rows] == pytest.approx([1.0, 2.0])
-    assert [r["spread"] for r in rows] == pytest.approx([3.0, 3.0])
+    assert [r["ratio"] for r in rows] == pytest.approx([1.0, 2.0])  # of 2, 2 and 8
+    assert [r["cpu_ratio"] for r in rows] == pytest.approx([1.0, 2.0])
+    assert [r["spread"] for r in rows] == pytest.approx([1.5, 1.0])
     assert [(r["members"], r["rounds"]) for r in rows] == [(4, 10), (4, 10)]
 
 
