@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 SAME_NETWORK = {"torso": "mlp", "hidden": "64,64", "activation": "tanh", "layer_norm": "false"}
+SHORT_START = {"warmup_steps": 10}  # one round of warm-up and not a hundred: the program is the same
 
 
 def main() -> None:
@@ -68,7 +69,7 @@ def work(options: argparse.Namespace, description: str) -> None:
     env, count, *rest = description.split(":")
     env, _, backend = env.partition("@")
     members, turns = int(count), Path(options.turns)
-    fields: dict[str, Any] = dict(SAME_NETWORK) if env.startswith("gymnax/") else {}
+    fields: dict[str, Any] = dict(SAME_NETWORK) if env.startswith("gymnax/") else dict(SHORT_START)
     fields |= {"env_options": {"backend": backend}} if backend else {}
     made = []
     for name in rest[0].split(",") if rest else ["ppo", "purejaxrl"]:
