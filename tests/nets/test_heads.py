@@ -95,3 +95,21 @@ def test_bfloat16_heads_give_float32() -> None:
         out, params = head.init_with_output(jax.random.key(1), features)
         assert {x.dtype for x in jax.tree.leaves(out)} == {jnp.dtype("float32")}
         assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+
+
+def test_a_head_is_a_plain_layer_with_all_its_derivatives() -> None:
+    head, features = GaussianHead(3, 0.0), jnp.asarray(DRAW.normal(size=(4, 2, 5)), jnp.float32)
+    params = head.init(jax.random.key(0), features)
+    kernel, bias = params["params"]["Dense_0"]["kernel"], jnp.asarray([0.5, -1.0, 2.0])
+    assert kernel.shape == (5, 3)
+
+    def mean(kernel: jax.Array) -> jax.Array:
+        dense = {"kernel": kernel, "bias": bias}
+        return head.apply({"params": {**params["params"], "Dense_0": dense}}, features).mean
+
+    plain = lambda kernel: features @ kernel + bias  # noqa: E731
+    np.testing.assert_allclose(mean(kernel), plain(kernel), rtol=1e-6)
+    for derive in (jax.jacrev, jax.jacfwd):
+        np.testing.assert_allclose(derive(mean)(kernel), derive(plain)(kernel), rtol=1e-6, atol=1e-6)
+    each = jnp.stack([kernel, 2 * kernel])
+    np.testing.assert_allclose(jax.vmap(mean)(each), jnp.stack([mean(k) for k in each]), rtol=1e-6)
