@@ -280,6 +280,7 @@ def test_every_game_of_the_paper_starts(game):
         ("atari/Pong", {"noop_max": 2.5}, "noop_max: got 2.5, takes a whole number"),
         ("atari/Pong", {"episodic_life": 3}, "episodic_life: got 3, takes true or false"),
         ("atari/Pong", {"worker_timeout": 0}, "worker_timeout: got 0, takes a number of seconds above 0"),
+        ("atari/Pong", {"worker_timeout": 1e300}, "worker_timeout: got 1e.300, takes a number of seconds above 0"),
         ("atari/Pong", {"groups": 0}, "groups: got 0, takes a whole number of at least 1"),
     ],
 )

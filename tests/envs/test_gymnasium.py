@@ -217,6 +217,7 @@ def test_other_spaces_are_refused_in_one_line(observation, action, message):
         ("gym/CartPole-v1", {"autoreset": "never"}, "takes one of 'same-step', 'next-step'"),
         ("gym/CartPole-v1", {"worker_timeout": "soon"}, "worker_timeout: got 'soon', takes a number"),
         ("gym/CartPole-v1", {"worker_timeout": 0}, "worker_timeout: got 0, takes a number of seconds above 0"),
+        ("gym/CartPole-v1", {"worker_timeout": 1e10}, "got 1e.10, takes a number of seconds above 0, at most 1e.09"),
         ("gym/CartPole-v1", {"groups": -1}, "groups: got -1, takes a whole number"),
         ("gym/CartPole-v1", {"groups": 0}, "groups: got 0, takes a whole number of at least 1"),
         (
@@ -251,6 +252,10 @@ def test_an_argument_the_environment_does_not_take_is_one_line():
     with pytest.raises(HostEnvError, match=r"gym/CartPole-v1: start raised .*colour") as caught:
         build.make_host("gym/CartPole-v1", colour=3)
     assert "\n" not in str(caught.value)
+
+
+def test_what_we_pass_ourselves_may_be_passed():
+    assert build.make_host("gym/CartPole-v1", disable_env_checker=False).spec.obs_shape == (4,)
 
 
 def test_a_missing_extra_says_what_to_install(monkeypatch):

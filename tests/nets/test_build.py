@@ -114,6 +114,21 @@ def test_auto_goes_by_the_observations_shape() -> None:
         build.torso_kind(VECTOR, NetConfig(torso="nature"))
 
 
+@pytest.mark.parametrize(("torso", "least"), [("small-cnn", 3), ("nature", 36), ("impala", 1)])
+def test_an_image_too_small_for_its_torso_is_refused_and_the_smallest_is_not(torso: str, least: int) -> None:
+    def spec(height: int, width: int) -> EnvSpec:
+        return EnvSpec("image", (height, width, 2), Discrete(2), np.uint8)
+
+    config = NetConfig(torso=torso, hidden=(4,))
+    params = jax.eval_shape(build.build(spec(least, least), config).init, jax.random.key(0))
+    assert all(leaf.size > 0 for leaf in jax.tree.leaves(params))
+    for small in (spec(least - 1, 99), spec(99, least - 1)):
+        with pytest.raises(ValueError, match=rf"torso: got '{torso}' .* takes images .* at least {least} x {least}$"):
+            build.build(small, config)
+    assert build.torso_kind(spec(2, 99), NetConfig()) == "mlp"
+    assert build.torso_kind(spec(3, 99), NetConfig()) == "small-cnn"
+
+
 def test_actor_and_critic_share_nothing_unless_asked() -> None:
     apart, shared = (build.build(VECTOR, NetConfig(shared_torso=s)).init(jax.random.key(0)) for s in (False, True))
     size = lambda tree: sum(x.size for x in jax.tree.leaves(tree))  # noqa: E731

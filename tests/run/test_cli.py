@@ -203,9 +203,9 @@ def test_eval(trained: Path, capsys: pytest.CaptureFixture) -> None:
     ("arguments", "words"),
     [
         (["--policy", "best"], "policy: got 'best'"),
-        (["--episodes", "0"], "episodes: got 0"),
+        (["--episodes", "0"], "episodes: got 0, takes a whole number of at least 1"),
         (["--episodes", "5", "--num-envs", "2"], "episodes: got 5, takes a multiple of num_envs"),
-        (["--num-envs", "-1"], "episodes: got 100"),
+        (["--num-envs", "-1"], "num_envs: got -1, takes a whole number of at least 1"),
         (["--episodes", "many"], "invalid int value"),
         (["--video", "film.mp4"], "takes a file name that ends in .gif"),
         (["--gredy"], "'--greedy'"),
@@ -228,6 +228,9 @@ def test_video(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> 
     before = film.read_bytes()
     assert "exists, takes a new file" in complaint(capsys, "eval", str(trained), "--video", str(film))
     assert film.read_bytes() == before
+    other = str(tmp_path / "other.gif")  # a wrong member is noticed before any episode is played
+    said = complaint(capsys, "eval", str(trained), "--video", other, "--member", "99")
+    assert "member: got 99, takes a number from 0 to" in said
 
 
 def test_envs(capsys: pytest.CaptureFixture) -> None:

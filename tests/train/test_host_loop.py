@@ -20,7 +20,7 @@ from gymnasium import spaces
 import nextpolicy
 from nextpolicy.config import FIELDS, ConfigError
 from nextpolicy.core import running_stats
-from nextpolicy.envs.base import HostEnvError
+from nextpolicy.envs.base import Box, EnvSpec, HostEnvError
 from nextpolicy.run import checkpoint
 from nextpolicy.run.cli import main as cli
 from nextpolicy.run.folder import RunFolder
@@ -28,6 +28,7 @@ from nextpolicy.run.training import make_job, run_job
 from nextpolicy.train import host_loop
 from nextpolicy.train.host_collect import Log, padded
 from nextpolicy.train.host_loop import HostLoop
+from nextpolicy.train.rollout import random_actions
 
 from .helpers import TINY, assert_close, assert_same, fetch, member, tiny
 
@@ -369,6 +370,19 @@ def test_warm_up_fills_the_statistics_and_learns_nothing():
     assert float(resumed.obs_stats.samples) == float(later.obs_stats.samples)
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(-3.0, 5.0, (-3, 5)), (-np.inf, np.inf, (-1, 1)), (4.0, np.inf, (4, 6)), (-np.inf, 4.0, (2, 4))],
+)
+def test_warm_up_acts_where_the_environment_has_no_bounds(low, high, expected):
+    spec = EnvSpec("toy", (1,), Box((2,), low, high))
+    drawn = np.asarray(random_actions(spec, jax.random.key(0), (500,)))
+    assert drawn.shape == (500, 2)
+    np.testing.assert_allclose((drawn.min(), drawn.max()), expected, atol=0.1)
+    assert drawn.min() >= expected[0]
+    assert drawn.max() <= expected[1]
+
+
 def finished(path: Path, job: Any, **arguments: Any) -> RunFolder:
     folder = RunFolder.create(path, job.config, {"custom": ["env_fn"]})
     try:
@@ -400,6 +414,25 @@ def test_all_but_the_episodes_continues_exactly_after_a_resume(tmp_path, capsys)
     ours, theirs = run.metrics, nextpolicy.load(tmp_path / "whole", env_fn=Bandit).metrics
     same = [name for name in ours.columns if name != "steps_per_second"]
     assert_same(ours[same].to_dict("list"), theirs[same].to_dict("list"))
+
+
+def test_a_resume_with_another_environment_is_one_line_and_may_be_tried_again(tmp_path):
+    job = job_of(Counter, block_rounds=1)
+    finished(tmp_path / "run", job, stop=lambda: True)
+    wider = partial(Spaces, spaces.Box(0, 1, (3,)), Counter.action_space)
+    held = []  # as an interactive session holds the last error, and with it whatever its frames hold
+    for env_fn, words in (
+        (None, "was trained with its own env_fn; give the same again"),
+        ("Counter", "env_fn: got 'Counter', takes a callable"),
+        (wider, r"its agent.* is \(1, 1.*\), this program's \(1, 3.*\); takes the environment and networks it was"),
+    ):
+        with pytest.raises(ValueError, match=words) as caught:
+            nextpolicy.resume(tmp_path / "run", env_fn=env_fn, quiet=True)
+        assert "\n" not in str(caught.value)
+        held.append(caught)
+    assert nextpolicy.resume(tmp_path / "run", env_fn=Counter, quiet=True).status["state"] == "finished"
+    with pytest.raises(ValueError, match="takes the environment and networks it was saved with"):
+        nextpolicy.load(tmp_path / "run", env_fn=wider).evaluate(1)
 
 
 def test_a_resumed_run_draws_other_episodes_than_the_first_start():
@@ -500,6 +533,17 @@ def test_bad_combinations_are_one_line():
         nextpolicy.train("gym/CartPole-v1", env_fn=Bandit)
     with pytest.raises(ConfigError, match="takes one of them"):
         nextpolicy.train()
+    for wrong, words in (("CartPole-v1", "got 'CartPole-v1'"), (Counter(), "got an object of type Counter")):
+        with pytest.raises(
+            ConfigError, match=f"env_fn: {words}, takes a callable that makes one Gymnasium environment"
+        ):
+            nextpolicy.train(env_fn=wrong)  # type: ignore[arg-type]
+    for wrong in (Counter(), Counter):
+        with pytest.raises(ValueError, match=r"takes a gymnax-style environment; one of Gymnasium's is made by env_fn"):
+            nextpolicy.train(wrong)
+    for mine in ({"env": "gym/CartPole-v1"}, {"env": "gymnax/CartPole-v1"}, {"env_fn": Counter}):
+        with pytest.raises(ConfigError, match="env_params: got them without an environment object"):
+            nextpolicy.train(**mine, env_params=object())
     with pytest.raises(ConfigError, match="got an observer"):
         make_job(tiny(env="gym/CartPole-v1"), observer=lambda setup, state: None)
 

@@ -11,6 +11,7 @@ from typing import Any
 from nextpolicy.envs.base import HostEnvError
 
 SECONDS_PER_ENV = 1.0  # more that starting and resetting may take: many environments are made one after another
+MOST_SECONDS = 1e9  # a wait of more than about nine times this is refused by the operating system
 
 
 class Driver:
@@ -72,9 +73,11 @@ def drive(env_id: str, timeout: float, work: Callable[[], Any]) -> Any:
 
 
 def check_timeout(env_id: str, seconds: float) -> float:
-    """A time limit that something can be done in."""
-    if seconds <= 0:
-        raise ValueError(f"{env_id} worker_timeout: got {seconds:g}, takes a number of seconds above 0")
+    """A time limit that something can be done in, and that can be waited for."""
+    if not 0 < seconds <= MOST_SECONDS:
+        raise ValueError(
+            f"{env_id} worker_timeout: got {seconds:g}, takes a number of seconds above 0, at most {MOST_SECONDS:g}"
+        )
     return seconds
 
 

@@ -114,7 +114,7 @@ class GymnasiumEnv:
 
         if callable(self.source):
             return self.source
-        return partial(gymnasium.make, self.source, disable_env_checker=True, **{**self.arguments, **changes})
+        return partial(gymnasium.make, self.source, **{"disable_env_checker": True, **self.arguments, **changes})
 
     def vector(self, num_envs: int, render: bool) -> Any:
         """Gymnasium's vector environment; made inside the thread that drives it."""

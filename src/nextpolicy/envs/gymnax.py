@@ -60,7 +60,10 @@ def wrap(env: Any, *, env_params: Any = None, **options: Any) -> GymnaxEnv:
     if not (hasattr(env, "reset_env") or hasattr(env, "reset")):
         missing.insert(0, "reset_env")
     if missing:
-        raise ValueError(f"environment: got {env_id} without {', '.join(missing)}, takes a gymnax-style environment")
+        hint = "; one of Gymnasium's is made by env_fn=..., a callable" if callable(env) or hasattr(env, "step") else ""
+        raise ValueError(
+            f"environment: got {env_id} without {', '.join(missing)}, takes a gymnax-style environment{hint}"
+        )
     return GymnaxEnv(env, env.default_params if env_params is None else env_params, env_id)
 
 

@@ -16,6 +16,8 @@ from nextpolicy.envs.base import Discrete, EnvSpec
 from nextpolicy.nets import heads, torsos
 from nextpolicy.types import Array, Params, PolicySnapshot, RunningStats
 
+_SMALLEST = {"small-cnn": 3, "nature": 36, "impala": 1}  # sides of an image that their convolutions leave anything of
+
 
 class Networks(NamedTuple):
     """An actor and a critic as pure functions.
@@ -156,15 +158,17 @@ def _torso(spec: EnvSpec, config: NetConfig) -> nn.Module:
 
 def torso_kind(spec: EnvSpec, config: NetConfig) -> str:
     """The configured torso; `auto` takes an MLP for vectors, a small CNN for small images, IMPALA for large ones."""
+    image = len(spec.obs_shape) == 3
+    side = min(spec.obs_shape[:2]) if image else 0
     if config.torso != "auto":
-        if config.torso != "mlp" and len(spec.obs_shape) != 3:
-            raise ValueError(
-                f"torso: got {config.torso!r} for observations of shape {spec.obs_shape}, takes images [H, W, C]"
-            )
+        least = _SMALLEST.get(config.torso)
+        if least is not None and side < least:
+            wanted = f"images [H, W, C] of at least {least} x {least}" if image else "images [H, W, C]"
+            raise ValueError(f"torso: got {config.torso!r} for observations of shape {spec.obs_shape}, takes {wanted}")
         return config.torso
-    if len(spec.obs_shape) != 3:
+    if side < _SMALLEST["small-cnn"]:
         return "mlp"
-    return "small-cnn" if min(spec.obs_shape[:2]) < 36 else "impala"
+    return "small-cnn" if side < 36 else "impala"
 
 
 def _policy_head(spec: EnvSpec, config: NetConfig) -> nn.Module:

@@ -56,6 +56,9 @@ def train(
     """
     if (env is None) == (env_fn is None):
         raise ConfigError("env: got both it and env_fn, or neither; takes one of them")
+    _check_env_fn(env_fn)
+    if env_params is not None and (env is None or isinstance(env, str)):
+        raise ConfigError("env_params: got them without an environment object; env_options are for an id or env_fn")
     name = env if isinstance(env, str) else f"custom/{_label(env if env_fn is None else env_fn)}"
     config = presets.build(name, preset=preset, algo=algo, **fields)
     custom = {"env": None if isinstance(env, str) else env, "env_params": env_params, "actor": actor, "critic": critic}
@@ -67,7 +70,17 @@ def train(
         raise ConfigError("out: got none for a run over several processes, takes a folder that all of them see")
     path = Path(out) if out is not None else fresh_path(config)
     folder = _in_one_process(path, lambda: RunFolder.create(path, config, {"custom": given}))
-    return _run(job, folder, resume=False, quiet=quiet)
+    try:
+        run_job(job, folder, quiet=quiet)
+    finally:
+        folder.unlock()
+    return Run(folder, job)
+
+
+def _check_env_fn(env_fn: Any) -> None:
+    if env_fn is not None and not callable(env_fn):
+        got = repr(env_fn) if isinstance(env_fn, str) else f"an object of type {type(env_fn).__name__}"
+        raise ConfigError(f"env_fn: got {got}, takes a callable that makes one Gymnasium environment")
 
 
 def _label(thing: Any) -> str:
@@ -81,11 +94,13 @@ def resume(path: str | Path, *, quiet: bool = False, **custom: Any) -> Run:
     """
     enable_cache()
     folder = _in_one_process(path, lambda: RunFolder.open(path).locked())
-    job = make_job(folder.config(), **_same_custom(folder, custom))
-    if folder.status().get("state") == "finished":
+    try:
+        job = make_job(folder.config(), **_same_custom(folder, custom))
+        if folder.status().get("state") != "finished":
+            run_job(job, folder, resume=True, quiet=quiet)
+    finally:
         folder.unlock()
-        return Run(folder, job)
-    return _run(job, folder, resume=True, quiet=quiet)
+    return Run(folder, job)
 
 
 def load(path: str | Path, **custom: Any) -> Run:
@@ -107,14 +122,6 @@ def _in_one_process(path: str | Path, hold: Callable[[], RunFolder]) -> RunFolde
     return folder or RunFolder.open(path)
 
 
-def _run(job: Job, folder: RunFolder, *, resume: bool, quiet: bool) -> Run:
-    try:
-        run_job(job, folder, resume=resume, quiet=quiet)
-    finally:
-        folder.unlock()
-    return Run(folder, job)
-
-
 def _same_custom(folder: RunFolder, custom: dict[str, Any]) -> dict[str, Any]:
     wanted = set(folder.raw_config().get("custom", []))
     unknown = set(custom) - set(_CUSTOM)
@@ -123,6 +130,7 @@ def _same_custom(folder: RunFolder, custom: dict[str, Any]) -> dict[str, Any]:
     missing = wanted - {k for k, v in custom.items() if v is not None}
     if missing:
         raise RunError(f"run: {folder.path} was trained with its own {', '.join(sorted(missing))}; give the same again")
+    _check_env_fn(custom.get("env_fn"))
     return custom
 
 
@@ -211,7 +219,10 @@ class Run:
         `episodes` in all, spread evenly over `num_envs` (default: one each), so that short ones count no more.
         """
         environments = episodes if num_envs is None else num_envs
-        if episodes < 1 or environments < 1 or episodes % environments:
+        for name, number in (("episodes", episodes), ("num_envs", environments)):
+            if number < 1:
+                raise ConfigError(f"{name}: got {number}, takes a whole number of at least 1")
+        if episodes % environments:
             raise ConfigError(f"episodes: got {episodes}, takes a multiple of num_envs, {environments}")
         env, networks = self._job.setup.env, self._job.setup.networks
         spread = {"num_envs": environments, "episodes": episodes // environments}

@@ -63,12 +63,18 @@ def restore(folder: Path, rounds_done: int, template: PyTree) -> PyTree:
     with _checkpointer() as reader:
         saved = reader.metadata(path)
         saved = getattr(saved, "item_metadata", saved)
-        names = set(getattr(saved, "tree", saved))
-        if names != set(wanted):
-            odd = sorted(names ^ set(wanted))[0]
+        saved = getattr(saved, "tree", saved)
+        if set(saved) != set(wanted):
+            odd = sorted(set(saved) ^ set(wanted))[0]
             raise RunError(
                 f"checkpoint {path}: its state differs from this program's at {odd}; it cannot be resumed by it"
             )
+        for name, ours in wanted.items():
+            if tuple(saved[name].shape) != tuple(ours.shape):
+                raise RunError(
+                    f"checkpoint {path}: its {name} is {tuple(saved[name].shape)}, this program's {tuple(ours.shape)}; "
+                    "takes the environment and networks it was saved with"
+                )
         flat = reader.restore(path, wanted)
     return _unflat(template, flat)
 

@@ -184,7 +184,7 @@ def _eval(arguments: Sequence[str]) -> None:
     parser.add_argument("--num-envs", type=int, help="Environments they are spread over evenly; default one each.")
     parser.add_argument("--greedy", action="store_true", help="Most probable action instead of a sample.")
     parser.add_argument("--seed", type=int, default=0, help="Seed of the evaluation.")
-    parser.add_argument("--video", help="Write one episode of --member as a GIF to this file.")
+    parser.add_argument("--video", help="Write one episode of --member to this file, .gif or .mp4.")
     parser.add_argument("--member", type=int, default=0, help="Member that the video shows.")
     options = _parse(parser, arguments)
     from nextpolicy.run import api, video
@@ -192,6 +192,7 @@ def _eval(arguments: Sequence[str]) -> None:
     run = api.load(options.run)
     if options.video:
         video.check_target(options.video)
+        run.snapshot(options.policy, options.member)  # or a member that is not there is noticed after all the work
     print(
         run.evaluate(options.episodes, options.policy, options.greedy, options.num_envs, options.seed).to_string(
             index=False

@@ -114,11 +114,13 @@ def action_noise(spec: EnvSpec, key: Array, lead: tuple[int, ...]) -> Array:
 
 
 def random_actions(spec: EnvSpec, key: Array, lead: tuple[int, ...]) -> Array:
-    """Uniform actions as a policy gives them, [*lead] or [*lead, A]."""
+    """Uniform actions as a policy gives them, [*lead] or [*lead, A]; two wide where the environment has no bound."""
     if isinstance(spec.action, Discrete):
         return jax.random.randint(key, lead, 0, spec.action.n)
     bounds = (
         jnp.broadcast_to(jnp.asarray(x, jnp.float32), spec.action.shape) for x in (spec.action.low, spec.action.high)
     )
     low, high = (x.reshape((1,) * len(lead) + (-1,)) for x in bounds)
+    low = jnp.where(jnp.isfinite(low), low, jnp.where(jnp.isfinite(high), high - 2.0, -1.0))
+    high = jnp.where(jnp.isfinite(high), high, low + 2.0)
     return low + (high - low) * jax.random.uniform(key, (*lead, low.shape[-1]))
