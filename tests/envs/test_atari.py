@@ -9,9 +9,11 @@ import time
 from itertools import pairwise
 from types import SimpleNamespace
 
+import gymnasium
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ale_py import roms
 
 from nextpolicy import presets
 from nextpolicy.envs import atari, build
@@ -258,6 +260,11 @@ def test_every_game_of_the_paper_and_of_ale_py_has_a_name():
     assert {f"atari/{game}" for game in atari.PAPER_GAMES} <= set(listed)
     assert len(atari.PAPER_GAMES) == 16
     assert len(listed) == len(atari.games()) > 100
+    # ale-py registers with Gymnasium what it can run; given another ROM, its emulator ends this process.
+    runs = {env_id[4:-3] for env_id in gymnasium.registry if env_id.startswith("ALE/")}
+    assert set(atari.names()) == runs
+    shipped = {rom.title().replace("_", "") for rom in roms.get_all_rom_ids()}
+    assert set(atari.EXCLUDED) == shipped - runs
     assert atari.games()["MsPacman"] == "ms_pacman"
 
 
@@ -274,6 +281,7 @@ def test_every_game_of_the_paper_starts(game):
         ("atari/Brekout", {}, "nearest: atari/Breakout"),
         ("atari/mspacman", {}, "nearest: atari/MsPacman"),
         ("atari/", {}, "takes a known id"),
+        ("atari/Combat", {}, "^atari/Combat: not offered, it is not for one player, and ale-py cannot run it$"),
         ("atari/Pong", {"colour": 1}, "atari/Pong: got option 'colour', takes clip_reward, episodic_life"),
         ("atari/Pong", {"sticky": 2.0}, r"sticky: got 2, takes a number in \[0, 1\]"),
         ("atari/Pong", {"frame_skip": 0}, "frame_skip: got 0, takes a whole number of at least 1"),

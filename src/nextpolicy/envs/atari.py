@@ -38,6 +38,11 @@ PAPER_GAMES = (
     "SpaceInvaders",
 )
 
+# Shipped by ale-py but not offered: its emulator ends the whole process when it is given one of these.
+EXCLUDED = dict.fromkeys(
+    ("Combat", "Joust", "MazeCraze", "Warlords"), "is not for one player, and ale-py cannot run it"
+)
+
 OPTIONS: dict[str, Any] = {
     "sticky": 0.25,  # probability that the emulator repeats the previous action
     "frame_skip": 4,
@@ -59,10 +64,11 @@ SCREEN = {"img_height": 210, "img_width": 160, "grayscale": False, "stack_num": 
 
 
 def games() -> dict[str, str]:
-    """Every game ale-py ships: our name to its own, `MsPacman` to `ms_pacman`."""
+    """Every game ale-py ships and can run: our name to its own, `MsPacman` to `ms_pacman`."""
     from ale_py import roms
 
-    return {rom.title().replace("_", ""): rom for rom in sorted(roms.get_all_rom_ids())}
+    named = {rom.title().replace("_", ""): rom for rom in sorted(roms.get_all_rom_ids())}
+    return {name: rom for name, rom in named.items() if name not in EXCLUDED}
 
 
 def names() -> list[str]:
@@ -72,6 +78,8 @@ def names() -> list[str]:
 
 def make(name: str, **options: Any) -> AtariEnv:
     """A game by its name."""
+    if name in EXCLUDED:
+        raise ValueError(f"atari/{name}: not offered, it {EXCLUDED[name]}")
     return AtariEnv(name, options)
 
 

@@ -50,7 +50,7 @@ def make_host(env: str | Callable[[], Any], **options: Any) -> HostEnv:
     try:
         if callable(env):
             made: HostEnv = module.wrap(env, **options)
-        elif suite == "atari" and name not in module.names():
+        elif suite == "atari" and name not in module.names() and name not in module.EXCLUDED:
             raise ValueError(_unknown(env, [_join(suite, known) for known in module.names()]))
         else:
             made = module.make(name, **options)
