@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("NEXTPOLICY_KEEP_TRACED", "0")  # what tracing checks, it must check in every run
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # thousands of tiny solves: threads only wait for each other
 
 from collections.abc import Iterator

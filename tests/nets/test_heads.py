@@ -107,7 +107,7 @@ def test_a_head_is_a_plain_layer_with_all_its_derivatives() -> None:
         dense = {"kernel": kernel, "bias": bias}
         return head.apply({"params": {**params["params"], "Dense_0": dense}}, features).mean
 
-    plain = lambda kernel: features @ kernel + bias  # noqa: E731
+    plain = lambda kernel: features @ kernel + bias[None, None]  # noqa: E731
     np.testing.assert_allclose(mean(kernel), plain(kernel), rtol=1e-6)
     for derive in (jax.jacrev, jax.jacfwd):
         np.testing.assert_allclose(derive(mean)(kernel), derive(plain)(kernel), rtol=1e-6, atol=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from nextpolicy.core import gate
 from nextpolicy.envs import build as envs
 from nextpolicy.envs.base import Discrete, HostEnv
 from nextpolicy.nets import build as nets
-from nextpolicy.run import checkpoint, metrics, progress, sinks
+from nextpolicy.run import checkpoint, metrics, progress, sinks, traced
 from nextpolicy.run.folder import RunFolder
 from nextpolicy.train.device_loop import Observer, Program, build_program, member_init
 from nextpolicy.train.host_loop import build_host_program, init_members
@@ -45,6 +46,11 @@ class Job:
     actor: Any = None  # the caller's own modules, if any
     critic: Any = None
     host: HostEnv | None = None  # where environments do not run inside XLA
+    by_name: bool = False  # nothing of it is the caller's own: the configuration says it all
+
+    def _description(self) -> str:
+        """The configuration without the seeds, which are data."""
+        return json.dumps({name: value for name, value in self.config.flat().items() if name != "seeds"}, default=str)
 
     @property
     def seeds(self) -> np.ndarray:
@@ -59,7 +65,11 @@ class Job:
             devices = devices[
                 : len(self.seeds)
             ]  # splitting one member's environments over cores costs more than it gains
-        return build_program(self.setup, self.hypers, capacity=rounds, observer=self.observer, devices=devices)
+        keeper = traced.keeper(f"{self._description()} {rounds}") if self.by_name else None
+        lower = None if keeper is None else keeper.lower
+        return build_program(
+            self.setup, self.hypers, capacity=rounds, observer=self.observer, devices=devices, lower=lower
+        )
 
     def template(self) -> LearnerState:
         """Shapes and types of a state, leaves [M, ...]."""
@@ -89,7 +99,8 @@ def make_job(
     _check_policy(config, made.spec)
     networks = nets.build(made.spec, config.net, actor, critic)
     setup = Setup(config, made.spec, networks, made, gate if criterion is None else criterion)
-    return Job(config, setup, population_hypers(config, gate_params), observer, actor, critic)
+    by_name = all(own is None for own in (env, env_params, actor, critic, criterion, gate_params, observer))
+    return Job(config, setup, population_hypers(config, gate_params), observer, actor, critic, by_name=by_name)
 
 
 def _host_job(

@@ -20,6 +20,7 @@ from nextpolicy.train.update import Metrics, _shard_key, learn_nothing, learn_ro
 from nextpolicy.types import Array, PyTree
 
 Observer = Callable[[Setup, LearnerState], PyTree]
+Lower = Callable[[Any, tuple[Any, ...], int], Any]
 
 
 class Program(NamedTuple):
@@ -130,9 +131,18 @@ def layout(members: int, shares: int, devices: list[Any]) -> Mesh:
 
 
 def build_program(
-    setup: Setup, hypers: Hypers, *, capacity: int, observer: Observer | None = None, devices: list[Any] | None = None
+    setup: Setup,
+    hypers: Hypers,
+    *,
+    capacity: int,
+    observer: Observer | None = None,
+    devices: list[Any] | None = None,
+    lower: Lower | None = None,
 ) -> Program:
-    """Compile-once functions for the population whose numbers are `hypers` (leaves [M])."""
+    """Compile-once functions for the population whose numbers are `hypers` (leaves [M]).
+
+    `lower(function, arguments, donated)` may lower the block in its own way, on one device.
+    """
     # Every device takes an equal part of the environments and of each minibatch.
     shares = math.gcd(setup.config.environment.num_envs, setup.config.ppo.minibatch_size)
     mesh = layout(len(hypers.gamma), shares, devices or jax.devices())
@@ -175,10 +185,9 @@ def build_program(
         seeds = jax.device_put(seeds, NamedSharding(mesh, members))
         if not compiled:
             shapes = _placed_shapes(mesh, state_spec, jax.eval_shape(jit_init, placed, seeds))
-            lowered = {
-                "init": jit_init.lower(placed, seeds),
-                "block": jit_block.lower(placed, shapes, np.int32(0), np.bool_(False)),
-            }
+            arguments = (placed, shapes, np.int32(0), np.bool_(False))
+            block = jit_block.lower(*arguments) if lower is None or mesh.size > 1 else lower(jit_block, arguments, 1)
+            lowered = {"init": jit_init.lower(placed, seeds), "block": block}
             with ThreadPoolExecutor(2) as pool:  # both hold an environment's reset: side by side it is paid for once
                 compiled.update(
                     zip(lowered, pool.map(lambda program: program.compile(), lowered.values()), strict=True)

@@ -1,0 +1,201 @@
+"""A program is traced once: found again for the same configuration and code, and for no other."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nextpolicy import presets
+from nextpolicy.core import losses, minibatch
+from nextpolicy.nets import heads
+from nextpolicy.run import traced
+from nextpolicy.run.training import make_job
+
+SMALL = {"num_envs": 4, "rollout_length": 8, "minibatch_size": 16, "hidden": (8,), "total_env_steps": 320}
+
+
+def counted() -> tuple[Any, list[int]]:
+    """A function in the form of a block of rounds, and a list that grows when it is traced."""
+    traces: list[int] = []
+
+    def block(scale: jax.Array, state: dict[str, jax.Array], rounds: jax.Array) -> tuple[Any, Any, None]:
+        traces.append(1)
+        return {"x": state["x"] * scale, "key": state["key"]}, {"total": jnp.sum(state["x"]) + rounds}, None
+
+    return jax.jit(block), traces
+
+
+def arguments() -> tuple[Any, ...]:
+    return jnp.float32(2.0), {"x": jnp.arange(3.0), "key": jax.random.key(1)}, np.int32(5)
+
+
+def lowered_and_run(folder: Path, about: str = "a") -> tuple[Any, int]:
+    function, traces = counted()
+    compiled = traced.Keeper(folder, about).lower(function, arguments(), 1).compile()
+    return compiled(*arguments()), len(traces)
+
+
+def test_the_second_start_traces_nothing_and_gives_the_same(tmp_path: Path) -> None:
+    for expected_traces in (1, 0, 0):
+        (state, metrics, observed), traces = lowered_and_run(tmp_path)
+        assert traces == expected_traces
+        np.testing.assert_array_equal(state["x"], [0.0, 2.0, 4.0])
+        assert jax.random.key_data(state["key"]).tolist() == jax.random.key_data(jax.random.key(1)).tolist()
+        assert (float(metrics["total"]), observed) == (8.0, None)
+    assert len(list(tmp_path.iterdir())) == 1
+    assert lowered_and_run(tmp_path, "b")[1] == 1, "another configuration is another program"
+
+
+def test_the_donated_argument_is_given_away(tmp_path: Path) -> None:
+    function, _ = counted()
+    compiled = traced.Keeper(tmp_path, "a").lower(function, arguments(), 1).compile()
+    given = arguments()
+    compiled(*given)
+    assert given[1]["x"].is_deleted()
+    assert not given[0].is_deleted()
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a program", None])
+def test_a_damaged_file_is_written_anew(tmp_path: Path, damage: bytes | None) -> None:
+    lowered_and_run(tmp_path)
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
+    (state, _, _), traces = lowered_and_run(tmp_path)
+    assert traces == 1
+    np.testing.assert_array_equal(state["x"], [0.0, 2.0, 4.0])
+    assert lowered_and_run(tmp_path)[1] == 0
+
+
+def test_a_program_for_other_shapes_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traced, "fingerprint", lambda *_: "same")
+    lowered_and_run(tmp_path)
+    function, traces = counted()
+    wide = (jnp.float32(2.0), {"x": jnp.arange(4.0), "key": jax.random.key(1)}, np.int32(5))
+    state, _, _ = traced.Keeper(tmp_path, "a").lower(function, wide, 1).compile()(*wide)
+    assert len(traces) == 1
+    assert state["x"].shape == (4,)
+
+
+def test_what_cannot_be_kept_runs_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert lowered_and_run(blocked / "folder")[1] == 1, "a folder that cannot be made"
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError
+
+    monkeypatch.setattr(jax.export, "export", broken)
+    (state, _, _), _ = lowered_and_run(tmp_path / "fresh")
+    np.testing.assert_array_equal(state["x"], [0.0, 2.0, 4.0])
+
+
+def changes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Things a user may do between two starts of one process, each of which is another program."""
+    surrogate = losses.clipped_surrogate
+
+    @functools.wraps(surrogate)
+    def wrapped(*arguments: Any) -> Any:
+        return 2.0 * surrogate(*arguments)
+
+    def scaled(factor: float) -> Any:
+        return lambda *arguments: factor * surrogate(*arguments)
+
+    put = monkeypatch.setattr
+    return {
+        "replaced": lambda: put(losses, "clipped_surrogate", lambda ratio, advantage, clip: ratio * advantage),
+        "wrapped": lambda: put(losses, "clipped_surrogate", wrapped),
+        "closure": lambda: put(losses, "clipped_surrogate", scaled(3.0)),
+        "other closure": lambda: put(losses, "clipped_surrogate", scaled(4.0)),
+        "method": lambda: put(heads.Categorical, "entropy", lambda self: jnp.zeros(self.logits.shape[:-1])),
+        "partial": lambda: put(minibatch, "take", functools.partial(minibatch.take)),
+        "constant": lambda: put(sys.modules["nextpolicy.train.update"], "_MAX_LOG_RATIO", 10.0),
+        "setting": lambda: jax.config.update("jax_default_matmul_precision", "highest"),
+    }
+
+
+def test_every_change_of_code_or_settings_is_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = lambda: traced.fingerprint("a", "tree", ["f32()"])  # noqa: E731
+    seen = {"nothing": name()}
+    assert name() == seen["nothing"]
+    for change, make in changes(monkeypatch).items():
+        with monkeypatch.context():
+            make()
+            seen[change] = name()
+            jax.config.update("jax_default_matmul_precision", None)
+        monkeypatch.undo()
+    seen["shapes"] = traced.fingerprint("a", "tree", ["f32(1,)"])
+    seen["tree"] = traced.fingerprint("a", "other", ["f32()"])
+    assert len(set(seen.values())) == len(seen), seen
+    assert name() == seen["nothing"]
+
+
+def test_another_process_finds_the_same_name() -> None:
+    code = "import nextpolicy.run.training as t; from nextpolicy.run import traced; print(traced.code_digest())"
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(digests) == 1
+
+
+def train(job: Any) -> Any:
+    program = job.program()
+    state, metrics, _ = program.block(program.init(job.seeds), 3)
+    return jax.device_get((state.agent.params, metrics))
+
+
+@pytest.mark.allow_rank_promotion
+@pytest.mark.allow_key_reuse
+def test_training_is_the_same_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = presets.build("gymnax/CartPole-v1", algo="sv-dynamic", seeds=2, **SMALL)
+    plain = train(make_job(config))
+    monkeypatch.setenv("NEXTPOLICY_KEEP_TRACED", "1")
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+        first = train(make_job(config))
+        (kept,) = (tmp_path / "traced").iterdir()
+        monkeypatch.setattr(jax.export, "export", None)  # a second tracing would fail, and be seen as a plain lowering
+        monkeypatch.setattr(traced.Keeper, "lower", traced.Keeper._lower)
+        again = train(make_job(config.replace(seeds=(0, 1))))
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    assert kept.exists()
+    for a, b, c in zip(*(jax.tree.leaves(x) for x in (plain, first, again)), strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(a, c)
+
+
+def test_only_what_a_configuration_says_in_full_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = presets.build("four-rooms", **{**SMALL, "hidden": (8,)})
+    assert make_job(config).by_name
+    assert not make_job(config, observer=lambda setup, state: state.agent.round).by_name
+    assert not make_job(config, actor=heads.CategoricalHead(4)).by_name
+    before = jax.config.jax_compilation_cache_dir
+    monkeypatch.setenv("NEXTPOLICY_KEEP_TRACED", "1")
+    try:
+        jax.config.update("jax_compilation_cache_dir", None)
+        assert traced.keeper("a") is None
+        jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+        assert traced.keeper("a") == traced.Keeper(tmp_path / "traced", "a")
+        monkeypatch.setenv("NEXTPOLICY_KEEP_TRACED", "0")
+        assert traced.keeper("a") is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
