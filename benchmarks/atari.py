@@ -2,7 +2,7 @@
 
     python benchmarks/atari.py --out results/atari --part speed     within --seconds (150)
     python benchmarks/atari.py --out results/atari --part learn     within --minutes (9)
-    python benchmarks/atari.py --out results/atari --part figures   from the curves.csv that lies there
+    python benchmarks/atari.py --out results/atari --part figures   from the curves.csv there and one folder deeper
     python benchmarks/atari.py --out results/atari --part kernels   equal ways to compute the networks' gradients
 
 speed   emulator-only steps/s, then end-to-end agent steps/s by network, precision and number of groups, PPO against

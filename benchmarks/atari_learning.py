@@ -186,7 +186,7 @@ def smoothed(points: np.ndarray, share: float = 0.04) -> tuple[np.ndarray, np.nd
 
 
 def figures(out: Path) -> None:
-    """learning.png and learning.svg from curves.csv, with the random policy's score where scores.json has it."""
+    """learning.png and learning.svg from all curves.csv in `out` and its folders, with the random policy's scores."""
     import json
 
     import matplotlib
@@ -194,11 +194,15 @@ def figures(out: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    curves = read_curves(out / "curves.csv")
+    curves: dict[str, dict[str, np.ndarray]] = {}
+    scores: dict[str, Any] = {}
+    for path in sorted([out, *(folder for folder in out.iterdir() if folder.is_dir())]):
+        if (path / "curves.csv").exists():
+            curves |= read_curves(path / "curves.csv")
+        if (path / "scores.json").exists():
+            scores |= json.loads((path / "scores.json").read_text())["games"]
     if not curves:
-        return print("no rounds in curves.csv yet: no figure", flush=True)
-    path = out / "scores.json"
-    scores = json.loads(path.read_text())["games"] if path.exists() else {}
+        return print("no rounds in any curves.csv yet: no figure", flush=True)
     plt.rcParams["svg.hashsalt"] = "atari"  # the same curves give the same bytes
     figure, axes = plt.subplots(1, len(curves), figsize=(5.2 * len(curves), 3.6), squeeze=False, layout="constrained")
     for axis, (game, both) in zip(axes[0], curves.items(), strict=True):
