@@ -434,6 +434,8 @@ def test_a_broken_connection_is_a_worker_that_died(error):
 
     with pytest.raises(HostEnvError, match=r"^gym/toy: a worker process died during step$"):
         driver.call("step", work)
+    with pytest.raises(HostEnvError, match=r"died during start; a script needs `if __name__ == '__main__':`"):
+        driver.call("start", work)
     driver.stop()
 
 

@@ -256,6 +256,27 @@ def test_old_checkpoints_are_dropped(uninterrupted: nextpolicy.Run) -> None:
     assert folders == ["00000009", "00000010"]
 
 
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_during_a_save_comes_after_it_and_a_second_one_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, presses: int
+) -> None:
+    write, handler = checkpoint.write_json, signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def pressed(*args: Any) -> None:
+        for _ in range(presses):
+            signal.raise_signal(signal.SIGINT)
+        write(*args)
+
+    monkeypatch.setattr(checkpoint, "write_json", pressed)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.save(tmp_path, 3, {"x": np.arange(2)}, keep=1)
+        assert checkpoint.list_rounds(tmp_path) == ([3] if presses == 1 else [])
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
 def test_a_checkpoint_of_another_program_is_refused(interrupted: Path, tmp_path: Path) -> None:
     shutil.copytree(interrupted, tmp_path / "run")
     config = tmp_path / "run" / "config.json"

@@ -42,7 +42,8 @@ class Driver:
         if error is None:
             return value
         if isinstance(error, (EOFError, ConnectionError)):
-            raise HostEnvError(f"{self.env_id}: a worker process died during {what}") from error
+            hint = "; a script needs `if __name__ == '__main__':` around what it does" if what == "start" else ""
+            raise HostEnvError(f"{self.env_id}: a worker process died during {what}{hint}") from error
         raise HostEnvError(f"{self.env_id}: {what} raised {type(error).__name__}: {line_of(error)}") from error
 
     def call(self, what: str, work: Callable[[], Any], timeout: float | None = None) -> Any:

@@ -7,12 +7,15 @@ loading runs no code.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import re
 import shutil
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +32,42 @@ def save(folder: Path, rounds_done: int, state: PyTree, keep: int) -> None:
     path = (folder / f"{rounds_done:08d}").absolute()
     if jax.process_index() == 0:
         _remove(path)  # an earlier save of this round that a kill cut short
-    with _checkpointer() as writer:
-        writer.save(path, _flat(state))
+    with _first_ctrl_c_later():
+        with _checkpointer() as writer:
+            writer.save(path, _flat(state))
+        if jax.process_index() == 0:
+            files = {
+                str(p.relative_to(path)): [p.stat().st_size, _digest(p)] for p in sorted(path.rglob("*")) if p.is_file()
+            }
+            write_json(path.with_suffix(".json"), {"rounds_done": rounds_done, "files": files})
     if jax.process_index() == 0:
-        files = {
-            str(p.relative_to(path)): [p.stat().st_size, _digest(p)] for p in sorted(path.rglob("*")) if p.is_file()
-        }
-        write_json(path.with_suffix(".json"), {"rounds_done": rounds_done, "files": files})
         for old in list_rounds(folder)[:-keep]:
             _remove(folder / f"{old:08d}")
+
+
+@contextlib.contextmanager
+def _first_ctrl_c_later() -> Iterator[None]:
+    """A ctrl-C meanwhile is raised at the end: Orbax writes in threads of its own, which would fail one by one.
+
+    A second one is raised at once. Python allows this only in the main thread, where alone it raises ctrl-C.
+    """
+    usual = signal.getsignal(signal.SIGINT)
+    if usual is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked = []
+
+    def note(*_: Any) -> None:
+        asked.append(True)
+        signal.signal(signal.SIGINT, usual)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    if asked:
+        raise KeyboardInterrupt
 
 
 def list_rounds(folder: Path) -> list[int]:
