@@ -396,6 +396,37 @@ def test_a_pool_draws_itself_if_the_environment_can():
     assert env.can_render
 
 
+@pytest.mark.parametrize(
+    ("picture", "got"),
+    [
+        (np.full((4, 5, 3), 200, np.int64), None),
+        (None, r"object of shape \(\)"),
+        (np.ones((4, 5, 3)), "float64"),
+        (np.zeros((4, 5), np.uint8), r"uint8 of shape \(4, 5\)"),
+        (np.zeros((4, 5, 4), np.uint8), r"uint8 of shape \(4, 5, 4\)"),
+    ],
+)
+def test_a_picture_is_whole_numbers_of_three_colours(picture, got):
+    class Drawn(Counter):
+        metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+        render_mode = "rgb_array"
+
+        def render(self):
+            return picture
+
+    pool = build.make_host(Drawn).start(1, render=True)
+    pool.reset(seed=0)
+    try:
+        if got is None:
+            frame = pool.render()
+            assert (frame.shape, frame.dtype, frame.max()) == ((4, 5, 3), np.uint8, 200)
+        else:
+            with pytest.raises(HostEnvError, match=f"render gave {got}.*, takes whole numbers"):
+                pool.render()
+    finally:
+        pool.close()
+
+
 def test_a_reset_starts_anew_after_the_end_of_an_episode():
     pool = build.make_host(partial(Counter, length=2), autoreset="next-step").start(2)
     pool.reset(seed=0)

@@ -190,8 +190,11 @@ class GymnasiumPool:
         return step
 
     def render(self) -> np.ndarray:
-        frames = self._thread.call("render", lambda: self._vector.render())
-        return np.asarray(frames[0], np.uint8)
+        frame = np.asarray(self._thread.call("render", lambda: self._vector.render())[0])
+        if frame.dtype.kind not in "iu" or frame.ndim != 3 or frame.shape[2] != 3:
+            got = f"{frame.dtype} of shape {frame.shape}"
+            raise HostEnvError(f"{self.env.spec.id}: render gave {got}, takes whole numbers [H, W, 3] from 0 to 255")
+        return frame.astype(np.uint8)
 
     def close(self) -> None:
         """End threads and processes, by force where one does not answer."""
