@@ -267,6 +267,20 @@ def test_a_time_limit_bootstraps_and_a_death_does_not(autoreset):
     assert value_at_start("terminated") == pytest.approx(1 + 0.8, rel=0.1)
 
 
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+def test_the_true_successor_of_a_reset_within_the_step_is_bootstrapped_from(end):
+    """What an episode ended in, not what the next one starts from, is learned from, and only after a time limit."""
+
+    def elsewhere(step: Any) -> Any:
+        return step if step.final_obs is None else step._replace(final_obs=step.final_obs + 5)
+
+    job = job_of(partial(Counter, length=3, end=end))
+    moved = HostLoop(job.setup, job.hypers, Tampered(job.host, elsewhere), job.seeds)
+    here, there = (jax.tree.leaves(train(job, [1], loop)[0].params) for loop in (None, moved))
+    same = all(np.array_equal(a, b) for a, b in zip(here, there, strict=True))
+    assert same == (end == "terminated")
+
+
 def test_how_rounds_are_cut_into_blocks_changes_nothing():
     job = job_of(partial(Counter, length=5), algo=("ppo", "sv-dynamic"))
     (whole, metrics), (parts, part_metrics) = train(job, [4]), train(job, [1, 3])
