@@ -332,7 +332,8 @@ def test_closing_ends_the_emulators_threads_even_in_the_middle_of_a_step():
     assert len(os.listdir("/proc/self/task")) <= before
 
 
-def test_a_missing_extra_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ale_py", None)
+@pytest.mark.parametrize("missing", ["ale_py", "ale_py.vector_env"])  # the second is so without Gymnasium
+def test_a_missing_extra_says_what_to_install(monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ValueError, match=r'pip install "nextpolicy\[atari\]"'):
         build.make_host("atari/Breakout")

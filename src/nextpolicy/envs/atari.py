@@ -8,6 +8,7 @@ that one that never answers is noticed.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,6 +81,7 @@ def make(name: str, **options: Any) -> AtariEnv:
     """A game by its name."""
     if name in EXCLUDED:
         raise ValueError(f"atari/{name}: not offered, it {EXCLUDED[name]}")
+    importlib.import_module("ale_py.vector_env")  # not there without Gymnasium, which ale-py does without
     return AtariEnv(name, options)
 
 
