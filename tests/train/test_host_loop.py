@@ -562,6 +562,12 @@ def test_bad_combinations_are_one_line():
         make_job(tiny(env="gym/CartPole-v1"), observer=lambda setup, state: None)
 
 
+def test_more_devices_than_are_used_are_refused(monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda *_: [None, None])
+    with pytest.raises(ConfigError, match="devices: got 2, takes 1 where environments run on the host"):
+        make_job(tiny(env="gym/CartPole-v1", devices=2))
+
+
 def test_a_game_is_trained_evaluated_and_filmed_and_its_frames_are_stored_once(tmp_path, capsys):
     out, film = tmp_path / "run", tmp_path / "game.gif"
     small = ["image_size=12", "frame_stack=2", "threads=2", "max_frames=200"]

@@ -109,6 +109,8 @@ def _host_job(
     if jax.process_count() > 1 or observer is not None:
         odd = "an observer" if observer is not None else f"{jax.process_count()} processes"
         raise ConfigError(f"{config.environment.env}: got {odd}, takes none where environments run on the host")
+    if config.run.devices > 1:
+        raise ConfigError(f"devices: got {config.run.devices}, takes 1 where environments run on the host")
     made = envs.make_host(env_fn or config.environment.env, **config.environment.env_options)
     _check_policy(config, made.spec)
     networks = nets.build(made.spec, config.net, *modules)
