@@ -57,8 +57,9 @@ def test_the_second_start_traces_nothing_and_gives_the_same(tmp_path: Path) -> N
 
 def test_the_donated_argument_is_given_away(tmp_path: Path) -> None:
     function, _ = counted()
-    compiled = traced.Keeper(tmp_path, "a").lower(function, arguments(), 1).compile()
-    given = arguments()
+    lowered = traced.Keeper(tmp_path, "a").lower(function, arguments(), 1)
+    assert "@jit_block" in lowered.lowered.as_text(), "known by its name"
+    compiled, given = lowered.compile(), arguments()
     compiled(*given)
     assert given[1]["x"].is_deleted()
     assert not given[0].is_deleted()
