@@ -207,7 +207,7 @@ def test_eval(trained: Path, capsys: pytest.CaptureFixture) -> None:
         (["--episodes", "5", "--num-envs", "2"], "episodes: got 5, takes a multiple of num_envs"),
         (["--num-envs", "-1"], "num_envs: got -1, takes a whole number of at least 1"),
         (["--episodes", "many"], "invalid int value"),
-        (["--video", "film.mp4"], "takes a file name that ends in .gif"),
+        (["--video", "film.avi"], "takes a file name that ends in .gif"),
         (["--gredy"], "'--greedy'"),
     ],
 )
