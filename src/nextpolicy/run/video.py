@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,7 +71,10 @@ def write_mp4(path: str, frames: list[np.ndarray], milliseconds: int = _MILLISEC
 
     height, width = (side // 2 * 2 for side in frames[0].shape[:2])  # the format has colour for every second pixel
     film = imageio_ffmpeg.write_frames(path, (width, height), fps=1000 / milliseconds, macro_block_size=2)
-    film.send(None)  # starts it
+    with warnings.catch_warnings():
+        # JAX warns of every fork of a process with threads; this one becomes ffmpeg at once.
+        warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
+        film.send(None)  # starts it
     for frame in frames:
         film.send(np.ascontiguousarray(frame[:height, :width]))
     film.close()
