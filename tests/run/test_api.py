@@ -351,3 +351,11 @@ def test_importing_the_package_starts_no_device() -> None:
     code = "import nextpolicy, jax._src.xla_bridge as b; print(b.backends_are_initialized())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("name", ["actor", "critic"])
+@pytest.mark.parametrize("given", [3, "mlp", nn.Dense])
+def test_a_network_that_is_none_is_refused_before_there_is_a_folder(tmp_path: Path, name: str, given: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name}: got .*, takes a Flax module, such as MyModule\(\)$"):
+        nextpolicy.train("four-rooms", out=tmp_path / "run", **{name: given})
+    assert not (tmp_path / "run").exists()

@@ -91,6 +91,9 @@ def make_job(
     env_fn: Callable[[], Any] | None = None,
 ) -> Job:
     """The environment, networks and numbers a configuration names, or the caller's own."""
+    for name, module in (("actor", actor), ("critic", critic)):
+        if module is not None and (isinstance(module, type) or not hasattr(module, "apply")):
+            raise ConfigError(f"{name}: got {module!r}, takes a Flax module, such as MyModule()")
     if config.run.devices > len(jax.devices()):
         raise ConfigError(f"devices: got {config.run.devices}, takes at most {len(jax.devices())}, which are here")
     if env_fn is not None or (env is None and envs.is_host(config.environment.env)):
