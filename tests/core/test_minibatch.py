@@ -39,6 +39,16 @@ def test_samples_mix_between_epochs_one_by_one():
     assert max(neighbours) < 0.05, "neighbours in time must not stay neighbours"
 
 
+@pytest.mark.parametrize("size", [2**16 - 1, 2**16, 2**16 + 1])
+def test_large_batches_are_permuted_too(size):
+    first, second = np.asarray(minibatch.indices(jax.random.key(0), size, 2, 1))
+    assert np.array_equal(np.sort(first), np.arange(size))
+    assert np.array_equal(np.sort(second), np.arange(size))
+    assert np.mean(first == second) < 0.001
+    # The rank correlation with the original order has a standard deviation of 1 / sqrt(size), about .004.
+    assert abs(np.corrcoef(first, np.arange(size))[0, 1]) < 0.02
+
+
 def test_the_key_decides():
     draw = lambda seed: np.asarray(minibatch.indices(jax.random.key(seed), 64, 2, 4))  # noqa: E731
     np.testing.assert_array_equal(draw(0), draw(0))
