@@ -141,7 +141,10 @@ def test_every_change_of_code_or_settings_is_another_name(monkeypatch: pytest.Mo
 
 
 def test_another_process_finds_the_same_name() -> None:
-    code = "import nextpolicy.run.training as t; from nextpolicy.run import traced; print(traced.code_digest())"
+    code = (
+        "import nextpolicy.run.training; from nextpolicy.run import traced; "
+        "print(traced.code_digest(), traced._constant(frozenset('abcdefgh')))"
+    )
     digests = {
         subprocess.run(
             [sys.executable, "-c", code],

@@ -55,7 +55,7 @@ class Keeper:
         leaves, tree = jax.tree.flatten(arguments)
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
         path = self.folder / fingerprint(self.about, str(tree), [f"{s.dtype}{s.shape}" for s in shapes])
-        exported = _read(path, shapes)
+        exported = _read(path)
         if exported is None:
 
             def flat(*leaves: Any) -> Any:
@@ -187,14 +187,12 @@ def _kernel_checks() -> list[Any]:
     return [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
 
 
-def _read(path: Path, shapes: list[jax.ShapeDtypeStruct]) -> Any:
-    """The program in `path`; None if there is none, or none that is whole and takes these shapes."""
+def _read(path: Path) -> Any:
+    """The program in `path`; None if there is none that is whole."""
     try:
-        exported = jax.export.deserialize(bytearray(path.read_bytes()))
-        fits = [(a.shape, a.dtype) for a in exported.in_avals] == [(s.shape, s.dtype) for s in shapes]
+        return jax.export.deserialize(bytearray(path.read_bytes()))
     except Exception:  # a torn or foreign file can fail in any way; it is then written anew
         return None
-    return exported if fits else None
 
 
 def _write(path: Path, data: bytes) -> None:
