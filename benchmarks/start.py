@@ -1,43 +1,99 @@
 """How long a start takes, from a configuration to the first rounds done; run it twice to see what the caches save.
 
-    python benchmarks/start.py gymnax/CartPole-v1:1 --cache FOLDER                           the first time: compiles
-    python benchmarks/start.py gymnax/CartPole-v1:1 --cache FOLDER                           the second
-    NEXTPOLICY_KEEP_TRACED=0 python benchmarks/start.py gymnax/CartPole-v1:1 --cache FOLDER  with JAX's own cache alone
+    python benchmarks/start.py brax/hopper:12 --cache FOLDER         the first time: compiles
+    python benchmarks/start.py brax/hopper:12 --cache FOLDER         the second
+    python benchmarks/start.py brax/hopper:12 --purejaxrl CHECKOUT   PureJaxRL's, on the same work
 
-A work is ENV:MEMBERS and then config fields. Imports of Python's start are not counted.
+With NEXTPOLICY_KEEP_TRACED=0, twice on a folder of its own, it tells what JAX's own cache saves.
+
+A work is ENV:MEMBERS and then config fields. Without --cache nothing is kept. Imports and the start of the device are
+told apart: they are the same for everybody. Tracing, lowering and compiling are what JAX itself says they took, summed
+over threads.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from nextpolicy import presets
-from nextpolicy.run.training import make_job
+EVENTS = {"jaxpr_trace": "tracing", "jaxpr_to_mlir_module": "lowering", "backend_compile": "compiling"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", help="ENV:MEMBERS[:FIELD=VALUE...]")
-    parser.add_argument("--cache", required=True, help="folder of compiled and traced programs")
+    parser.add_argument("--cache", help="folder of compiled and traced programs")
+    parser.add_argument("--purejaxrl", help="a checkout: its start instead of ours")
     options = parser.parse_args()
-    jax.config.update("jax_compilation_cache_dir", options.cache)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     env, members, *pairs = options.work.split(":")
-    clock = [time.perf_counter()]
-    job = make_job(presets.build(env, algo="ppo", seeds=int(members), **dict(pair.split("=", 1) for pair in pairs)))
-    clock.append(time.perf_counter())
+    fields: dict[str, Any] = dict(pair.split("=", 1) for pair in pairs)
+    clock = Clock()
+    if options.cache:
+        jax.config.update("jax_compilation_cache_dir", options.cache)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    spent: Counter[str] = Counter()
+    jax.monitoring.register_event_duration_secs_listener(lambda name, seconds, **_: spent.update({name: seconds}))
+    prepare(env)
+    clock.lap("imports and device", counted=False)
+    if options.purejaxrl:
+        from nextpolicy.bench import peers
+
+        peers.purejaxrl(options.purejaxrl, env, int(members), fields, probe=False).run(2)
+        clock.lap("program and two rounds")
+    else:
+        ours(clock, env, int(members), fields)
+    clock.tell()
+    parts = (f"{name} {spent[f'/jax/core/compile/{event}_duration']:.1f}" for event, name in EVENTS.items())
+    print(f"seconds of {', '.join(parts)}")
+
+
+def ours(clock: Clock, env: str, members: int, fields: dict[str, Any]) -> None:
+    from nextpolicy import presets
+    from nextpolicy.run.training import make_job
+
+    job = make_job(presets.build(env, algo="ppo", seeds=members, **fields))
+    clock.lap("environment and networks")
     program = job.program()
     state = jax.block_until_ready(program.init(job.seeds))
-    clock.append(time.perf_counter())
+    clock.lap("programs and warm-up")
     jax.block_until_ready(program.block(state, 2))
-    clock.append(time.perf_counter())
-    parts = zip(("environment and networks", "programs and warm-up", "two rounds"), clock, clock[1:], strict=False)
-    for name, before, after in parts:
-        print(f"{name:<26}{after - before:7.2f} s")
-    print(f"{'all':<26}{clock[-1] - clock[0]:7.2f} s")
+    clock.lap("two rounds")
+
+
+def prepare(env: str) -> None:
+    """Import what every contender imports, and wake the device."""
+    from nextpolicy.envs.brax import import_brax
+    from nextpolicy.envs.gymnax import import_gymnax
+
+    if env.startswith("brax/"):
+        import_brax()
+    if env.startswith(("gymnax/", "brax/")):
+        import_gymnax()
+    jax.block_until_ready(jnp.zeros(1) + 1)
+
+
+class Clock:
+    """Laps of the wall clock."""
+
+    def __init__(self) -> None:
+        self.before, self.laps, self.total = time.perf_counter(), list[tuple[str, float]](), 0.0
+
+    def lap(self, name: str, counted: bool = True) -> None:
+        now = time.perf_counter()
+        self.laps.append((name, now - self.before))
+        self.total += (now - self.before) * counted
+        self.before = now
+
+    def tell(self) -> None:
+        (first, seconds), *rest = self.laps
+        print(f"{f'({first}, not counted)':<40}{seconds:7.2f} s")
+        for name, seconds in [*rest, ("all", self.total)]:
+            print(f"{name:<40}{seconds:7.2f} s")
 
 
 if __name__ == "__main__":

@@ -27,11 +27,11 @@ from nextpolicy.envs.gymnax import import_gymnax
 from nextpolicy.nets.heads import Categorical, DiagonalGaussian
 
 
-def purejaxrl(path: str, env: str, members: int, fields: dict[str, Any]) -> Contender:
+def purejaxrl(path: str, env: str, members: int, fields: dict[str, Any], probe: bool = True) -> Contender:
     """PureJaxRL's PPO from a checkout, on today's gymnax and Brax: its scripts are loaded as they are.
 
     Its init and its rounds are one program, one for each number of rounds. A program of no rounds, which compiles in a
-    moment, tells what init takes.
+    moment, tells what init takes; without `probe` it is compiled when it is asked for.
     """
     script = purejaxrl_script(path, env)
     config = presets.build(env, **fields)
@@ -65,7 +65,8 @@ def purejaxrl(path: str, env: str, members: int, fields: dict[str, Any]) -> Cont
         seconds = each * np.arange(1, config.num_rounds + 1)
         return reached((total * over).sum(axis=-1) / finished, seconds, config.batch_size, target)
 
-    prepare(0)
+    if probe:
+        prepare(0)
     contender = Contender("purejaxrl", config.batch_size * members, run, overhead=lambda: run(0), one_length=True)
     contender.memory = lambda: max(m for p in compiled.values() if (m := program_memory(p.memory_analysis())))
     contender.until = until

@@ -1,0 +1,74 @@
+"""Whether a killed and resumed run equals one that was not, bit for bit, on the machine at hand.
+
+    python benchmarks/resume.py brax/hopper --out FOLDER --seeds 12 --total-env-steps 2e6
+
+Three runs in FOLDER, further options are those of `nextpolicy train`: one to its end; one killed (SIGKILL) once it has
+kept a checkpoint, and resumed by another process; one to its end with nothing cached, which says whether compiling
+anew changes the numbers (autotuning may choose other kernels). The tests do the same on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+COMMAND = [sys.executable, "-m", "nextpolicy.run.cli"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("env")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the runs; must not exist")
+    options, fields = parser.parse_known_args()
+    options.out.mkdir(parents=True)
+    train = [*COMMAND, "train", options.env, *fields, "--quiet", "--out"]
+    whole, killed, anew = (str(options.out / name) for name in ("whole", "killed", "anew"))
+    subprocess.run([*train, whole], check=True)
+    kill_after_a_checkpoint([*train, killed], Path(killed))
+    subprocess.run([*COMMAND, "resume", killed, "--quiet"], check=True)
+    with tempfile.TemporaryDirectory() as nothing:
+        subprocess.run([*train, anew], check=True, env={**os.environ, "JAX_COMPILATION_CACHE_DIR": nothing})
+    print(f"killed and resumed: {compare(whole, killed)}")
+    print(f"compiled anew:      {compare(whole, anew)}")
+
+
+def kill_after_a_checkpoint(command: list[str], folder: Path) -> None:
+    """Start, wait for a checkpoint to be whole, and kill."""
+    import nextpolicy
+
+    process = subprocess.Popen(command)
+    while not any((folder / "checkpoints").glob("*.json")):
+        if process.poll() is not None:
+            sys.exit("the run ended before it kept a checkpoint: give it more steps")
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    status = nextpolicy.load(folder).status
+    print(f"killed after {status['rounds_done']} of {status['rounds']} rounds, state {status['state']!r}")
+
+
+def compare(a: str, b: str) -> str:
+    """How two runs differ: in their metrics, speed aside, and in their agents."""
+    import jax
+    import numpy as np
+
+    import nextpolicy
+
+    first, second = nextpolicy.load(a), nextpolicy.load(b)
+    bits = lambda x: np.asarray(jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x)  # noqa: E731
+    leaves: list[tuple[Any, Any]] = list(zip(*(map(bits, jax.tree.leaves(r._agents)) for r in (first, second)), strict=True))
+    same = sum(np.array_equal(x, y, equal_nan=x.dtype.kind == "f") for x, y in leaves)
+    ours, theirs = (r.metrics.drop(columns="steps_per_second") for r in (first, second))
+    differ = (ours.ne(theirs) & ~(ours.isna() & theirs.isna())).any(axis=1)
+    where = f"metrics differ from round {ours['round'][differ].min()} on" if differ.any() else "all metrics equal"
+    return f"{same} of {len(leaves)} arrays of the agents equal, {where} ({len(ours)} rows)"
+
+
+if __name__ == "__main__":
+    main()
