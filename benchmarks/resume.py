@@ -62,12 +62,14 @@ def compare(a: str, b: str) -> str:
 
     first, second = nextpolicy.load(a), nextpolicy.load(b)
     bits = lambda x: np.asarray(jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x)  # noqa: E731
-    leaves: list[tuple[Any, Any]] = list(zip(*(map(bits, jax.tree.leaves(r._agents)) for r in (first, second)), strict=True))
+    leaves: list[tuple[Any, Any]] = list(
+        zip(*(map(bits, jax.tree.leaves(r._agents)) for r in (first, second)), strict=True)
+    )
     same = sum(np.array_equal(x, y, equal_nan=x.dtype.kind == "f") for x, y in leaves)
     ours, theirs = (r.metrics.drop(columns="steps_per_second") for r in (first, second))
     differ = (ours.ne(theirs) & ~(ours.isna() & theirs.isna())).any(axis=1)
     where = f"metrics differ from round {ours['round'][differ].min()} on" if differ.any() else "all metrics equal"
-    return f"{same} of {len(leaves)} arrays of the agents equal, {where} ({len(ours)} rows)"
+    return f"{same} of {len(leaves[0])} arrays of the agents equal, {where} ({len(ours)} rows)"
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import numpy as np
 
 from nextpolicy.core import check
 from nextpolicy.envs.base import Box, EnvSpec, check_options, select, strong
+from nextpolicy.envs.ordered_sums import ordered
 from nextpolicy.types import Array, EnvStep, PyTree
 
 NAMES = (
@@ -160,7 +161,7 @@ class BraxEnv:
         self.env = env
         self._cached, self._random_start, self._episode_length = cached, random_start, episode_length
         # Under a jit each is traced once, however many times the program starts and steps environments.
-        self._start, self._advance = jax.jit(self._start_one), jax.jit(self._step_one)
+        self._start, self._advance = jax.jit(ordered(self._start_one)), jax.jit(ordered(self._step_one))
         obs = jax.eval_shape(self._start, jax.random.key(0))[1]
         self.spec = EnvSpec(
             id=env_id,

@@ -20,7 +20,8 @@ from nextpolicy.train.update import Metrics, _shard_key, learn_nothing, learn_ro
 from nextpolicy.types import Array, PyTree
 
 Observer = Callable[[Setup, LearnerState], PyTree]
-Lower = Callable[[Any, tuple[Any, ...], int], Any]
+Compile = Callable[[], Callable[..., Any]]
+Lower = Callable[[Any, tuple[Any, ...]], Compile]
 
 
 class Program(NamedTuple):
@@ -137,11 +138,11 @@ def build_program(
     capacity: int,
     observer: Observer | None = None,
     devices: list[Any] | None = None,
-    lower: Lower | None = None,
+    begin: Callable[[Any], Lower] | None = None,
 ) -> Program:
     """Compile-once functions for the population whose numbers are `hypers` (leaves [M]).
 
-    `lower(function, arguments, donated)` may lower the block in its own way, on one device.
+    `begin(device)` may prepare the block in its own way, on one device, before its arguments are known.
     """
     # Every device takes an equal part of the environments and of each minibatch.
     shares = math.gcd(setup.config.environment.num_envs, setup.config.ppo.minibatch_size)
@@ -173,25 +174,27 @@ def build_program(
         state, (metrics, observed) = population_block(mode, one_round, capacity, rounds, hypers, state)
         return state, metrics, observed
 
-    spread = partial(jax.shard_map, mesh=mesh, check_vma=False)
+    # On one device there is nothing to spread, and what was traced before the mesh was known need not be traced again.
+    spread = partial(jax.shard_map, mesh=mesh, check_vma=False) if mesh.size > 1 else lambda function, **_: function
     jit_init = jax.jit(spread(init, in_specs=(members, members), out_specs=state_spec))
     in_specs, out_specs = (members, state_spec, replicated, replicated), (state_spec, members, members)
     jit_block = jax.jit(spread(block, in_specs=in_specs, out_specs=out_specs), donate_argnums=1)
     placed = jax.tree.map(lambda x: jax.device_put(x, NamedSharding(mesh, members)), hypers)
 
     compiled: dict[str, Callable[..., Any]] = {}
+    as_ever: Lower = lambda function, arguments: function.lower(*arguments).compile  # noqa: E731
 
     def start(seeds: Array) -> LearnerState:
         seeds = jax.device_put(seeds, NamedSharding(mesh, members))
         if not compiled:
+            lower = as_ever if begin is None or mesh.size > 1 else begin(mesh.devices.flat[0])
             shapes = _placed_shapes(mesh, state_spec, jax.eval_shape(jit_init, placed, seeds))
             arguments = (placed, shapes, np.int32(0), np.bool_(False))
-            block = jit_block.lower(*arguments) if lower is None or mesh.size > 1 else lower(jit_block, arguments, 1)
-            lowered = {"init": jit_init.lower(placed, seeds), "block": block}
-            with ThreadPoolExecutor(2) as pool:  # both hold an environment's reset: side by side it is paid for once
-                compiled.update(
-                    zip(lowered, pool.map(lambda program: program.compile(), lowered.values()), strict=True)
-                )
+            compile_block = lower(jit_block, arguments)
+            with ThreadPoolExecutor(1) as pool:  # both hold an environment's reset: side by side it is paid for once
+                block = pool.submit(compile_block)
+                compiled["init"] = jit_init.lower(placed, seeds).compile()
+                compiled["block"] = block.result()
         state = compiled["init"](placed, seeds)
         for first in range(0, warm_rounds, capacity):
             rounds = np.int32(min(capacity, warm_rounds - first))
