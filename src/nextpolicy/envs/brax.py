@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nextpolicy.core import check
-from nextpolicy.envs.base import Box, EnvSpec, check_options, select, strong
+from nextpolicy.envs.base import Box, EnvSpec, check_options, over_environments, select, strong
 from nextpolicy.envs.ordered_sums import ordered
 from nextpolicy.types import Array, EnvStep, PyTree
 
@@ -114,6 +114,14 @@ def _quiet_models() -> Iterator[None]:
             warnings.warn(message, stacklevel=3)
 
 
+def _on_the_host() -> contextlib.AbstractContextManager[Any]:
+    """Where a model is made: by fifty small operations, each of them compiled, which for a GPU takes much longer."""
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:  # JAX was told to know of no CPU
+        return contextlib.nullcontext()
+
+
 def names() -> list[str]:
     """The environments offered, without the suite's prefix."""
     if importlib.util.find_spec("brax") is None:  # looked for, not imported: that takes seconds
@@ -150,7 +158,7 @@ def make(
 
 
 def _construct(envs: Any, name: str, backend: str, **options: Any) -> Any:
-    with _quiet_models():
+    with _quiet_models(), _on_the_host():
         return envs.get_environment(name, **({} if backend == "none" else {"backend": backend}), **options)
 
 
@@ -161,8 +169,9 @@ class BraxEnv:
         self.env = env
         self._cached, self._random_start, self._episode_length = cached, random_start, episode_length
         # Under a jit each is traced once, however many times the program starts and steps environments.
-        self._start, self._advance = jax.jit(ordered(self._start_one)), jax.jit(ordered(self._step_one))
-        obs = jax.eval_shape(self._start, jax.random.key(0))[1]
+        start, advance = jax.jit(ordered(self._start_one)), jax.jit(ordered(self._step_one))
+        self._start, self._advance = over_environments(start), over_environments(advance)
+        obs = jax.eval_shape(start, jax.random.key(0))[1]
         self.spec = EnvSpec(
             id=env_id,
             obs_shape=obs.shape,
@@ -191,7 +200,7 @@ class BraxEnv:
         """State and first observations; with `random_start` the episodes begin at random ages."""
         key_starts, key_age = jax.random.split(key)
         kept = 0 if self._cached else _ring_size(num_envs)
-        starts = jax.vmap(self._start)(jax.random.split(key_starts, num_envs + kept))
+        starts = self._start(jax.random.split(key_starts, num_envs + kept))
         current, obs = jax.tree.map(lambda leaf: leaf[:num_envs], starts)
         ring, ring_obs = (current, obs) if self._cached else jax.tree.map(lambda leaf: leaf[num_envs:], starts)
         zero = jnp.zeros((), jnp.int32)
@@ -206,7 +215,7 @@ class BraxEnv:
         return state._replace(age=jax.random.randint(key, state.age.shape, 0, self._episode_length, jnp.int32))
 
     def step(self, key: Array, state: BraxState, action: Array) -> tuple[BraxState, EnvStep]:
-        current, next_obs, reward, terminated = jax.vmap(self._advance)(state.current, action)
+        current, next_obs, reward, terminated = self._advance(state.current, action)
         age = state.age + 1
         truncated = (age >= self._episode_length) & ~terminated
         done = terminated | truncated
@@ -233,7 +242,7 @@ class BraxEnv:
         rank = jnp.cumsum(done, dtype=jnp.int32) - done
         take = (state.read_at + rank) % size
         restart, restart_obs = jax.tree.map(lambda leaf: leaf[take], (state.ring, state.ring_obs))
-        fresh = jax.vmap(self._start)(jax.random.split(key, chunk))
+        fresh = self._start(jax.random.split(key, chunk))
         ring, ring_obs = jax.tree.map(
             lambda leaf, new: jax.lax.dynamic_update_slice_in_dim(leaf, new, state.write_at, axis=0),
             (state.ring, state.ring_obs),
