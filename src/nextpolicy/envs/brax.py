@@ -114,14 +114,6 @@ def _quiet_models() -> Iterator[None]:
             warnings.warn(message, stacklevel=3)
 
 
-def _on_the_host() -> contextlib.AbstractContextManager[Any]:
-    """Where a model is made: by fifty small operations, each of them compiled, which for a GPU takes much longer."""
-    try:
-        return jax.default_device(jax.local_devices(backend="cpu")[0])
-    except RuntimeError:  # JAX was told to know of no CPU
-        return contextlib.nullcontext()
-
-
 def names() -> list[str]:
     """The environments offered, without the suite's prefix."""
     if importlib.util.find_spec("brax") is None:  # looked for, not imported: that takes seconds
@@ -158,7 +150,7 @@ def make(
 
 
 def _construct(envs: Any, name: str, backend: str, **options: Any) -> Any:
-    with _quiet_models(), _on_the_host():
+    with _quiet_models():
         return envs.get_environment(name, **({} if backend == "none" else {"backend": backend}), **options)
 
 

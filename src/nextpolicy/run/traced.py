@@ -2,7 +2,7 @@
 
 JAX's own cache holds what the compiler made, found by the program's text; to know the text, a start must trace the
 program, which for a physics simulator takes longer than all the rest. Here the text itself is kept, found by a
-fingerprint of everything it follows from: configuration, JAX's settings, versions, and the code of every
+fingerprint of everything it follows from: configuration, shapes, JAX's settings, versions, and the code of every
 function that could have taken part, as it is in memory, so that a changed or replaced function is never overlooked.
 
 Files hold StableHLO, which XLA runs as it runs any program; reading one executes nothing. `NEXTPOLICY_KEEP_TRACED=0`
@@ -19,7 +19,6 @@ import os
 import sys
 import types
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -36,94 +35,59 @@ _SETTINGS_THAT_DO_NOT_MATTER = ("cache", "log", "traceback", "xla_flags", "dump"
 
 @dataclass(frozen=True)
 class Keeper:
-    """Makes the program of one configuration, from disk where it can; `about` says all that the caller knows of it."""
+    """Lowers programs of one configuration, from disk where it can; `about` is what the caller knows of them."""
 
     folder: Path
     about: str
 
-    def begin(self, device: Any) -> Callable[[Any, tuple[Any, ...]], Callable[[], Callable[..., Any]]]:
-        """`lower(function, arguments)`, which gives `compile()`, which gives the compiled function.
+    def lower(self, function: Any, arguments: tuple[Any, ...], donated: int) -> Any:
+        """As `function.lower(*arguments)`, with the argument numbered `donated` given away.
 
-        A program found on disk is compiled from now on, while the caller finds out what its arguments are. `function`
-        gives (what its second argument becomes, dicts and tuples of arrays...); that argument is given away. Whatever
-        goes wrong with keeping it, and some programs cannot be kept, it is traced and lowered as ever.
+        `function` gives (what the donated argument becomes, dicts and tuples of arrays...). Whatever goes wrong with
+        keeping it, and some programs cannot be kept, it is lowered as ever.
         """
-        path = self.folder / fingerprint(self.about)
-        found = _read(path)
-        early = None if found is None else _in_background(lambda: _compile(found, device))
+        try:
+            return self._lower(function, arguments, donated)
+        except Exception:  # an error of the function's own comes again
+            return function.lower(*arguments)
 
-        def lower(function: Any, arguments: tuple[Any, ...]) -> Callable[[], Callable[..., Any]]:
-            as_ever = lambda: function.lower(*arguments).compile()  # noqa: E731
-            try:
-                if early is not None and _fits(found, arguments):
-                    ready = early
-                else:
-                    exported = _export(function, arguments)
-                    _write(path, exported.serialize())
-                    ready = lambda: _compile(exported, device)  # noqa: E731
-            except Exception:  # an error of the function's own comes again
-                return function.lower(*arguments).compile
+    def _lower(self, function: Any, arguments: tuple[Any, ...], donated: int) -> Any:
+        leaves, tree = jax.tree.flatten(arguments)
+        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+        path = self.folder / fingerprint(self.about, str(tree), [f"{s.dtype}{s.shape}" for s in shapes])
+        exported = _read(path)
+        if exported is None:
 
-            def compile_it() -> Callable[..., Any]:
-                try:
-                    return _of_trees(ready(), jax.tree.structure(arguments[1]))
-                except Exception:
-                    return as_ever()
+            def flat(*leaves: Any) -> Any:
+                first, *rest = function(*jax.tree.unflatten(tree, leaves))
+                return jax.tree.leaves(first), *rest
 
-            return compile_it
-
-        return lower
-
-
-def _export(function: Any, arguments: tuple[Any, ...]) -> Any:
-    """The traced program, as a function of the lists of its arguments' leaves: files know of no other containers."""
-    trees = [jax.tree.structure(argument) for argument in arguments]
-
-    def of_leaves(*lists: list[Any]) -> Any:
-        first, *rest = function(*map(jax.tree.unflatten, trees, lists))
-        return jax.tree.leaves(first), *rest
-
-    of_leaves.__name__ = function.__name__  # by which profilers and memory reports know it
-    return jax.export.export(jax.jit(of_leaves), disabled_checks=_kernel_checks())(*_shapes(arguments))
+            exported = jax.export.export(jax.jit(flat), disabled_checks=_kernel_checks())(*shapes)
+            _write(path, exported.serialize())
+        sizes = [len(jax.tree.leaves(argument)) for argument in arguments]
+        first = sum(sizes[:donated])
+        call = lambda *leaves: exported.call(*leaves)  # noqa: E731
+        call.__name__ = function.__name__  # by which profilers and memory reports know it
+        call = jax.jit(call, donate_argnums=tuple(range(first, first + sizes[donated])))
+        placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)) for x in leaves]
+        return _Flat(call.lower(*placed), jax.tree.structure(arguments[donated]))
 
 
-def _shapes(arguments: tuple[Any, ...]) -> tuple[list[Any], ...]:
-    return tuple([jax.ShapeDtypeStruct(x.shape, x.dtype) for x in jax.tree.leaves(a)] for a in arguments)
+@dataclass(frozen=True)
+class _Flat:
+    """A lowered function of leaves; compiled, it is one of trees."""
 
+    lowered: Any
+    first: Any  # structure of the first result
 
-def _fits(exported: Any, arguments: tuple[Any, ...]) -> bool:
-    """Whether it is a program for such arguments; anything else would be one that `about` does not tell apart."""
-    leaves, tree = jax.tree.flatten((_shapes(arguments), {}))
-    known = [(x.shape, x.dtype) for x in exported.in_avals]
-    return tree == exported.in_tree and known == [(x.shape, x.dtype) for x in leaves]
+    def compile(self) -> Callable[..., Any]:
+        compiled = self.lowered.compile()
 
+        def call(*arguments: Any) -> Any:
+            first, *rest = compiled(*jax.tree.leaves(arguments))
+            return jax.tree.unflatten(self.first, first), *rest
 
-def _compile(exported: Any, device: Any) -> Callable[..., Any]:
-    """A function of lists of leaves; the second is given away."""
-    place = jax.sharding.SingleDeviceSharding(device)
-    leaves = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place) for x in exported.in_avals]
-    shapes, _ = jax.tree.unflatten(exported.in_tree, leaves)
-    call = lambda *lists: exported.call(*lists)  # noqa: E731
-    call.__name__ = exported.fun_name
-    return jax.jit(call, donate_argnums=1).lower(*shapes).compile()
-
-
-def _of_trees(compiled: Callable[..., Any], first: Any) -> Callable[..., Any]:
-    """A compiled function of lists of leaves as one of trees; `first` is the structure of its first result."""
-
-    def call(*arguments: Any) -> Any:
-        leaves, *rest = compiled(*map(jax.tree.leaves, arguments))
-        return jax.tree.unflatten(first, leaves), *rest
-
-    return call
-
-
-def _in_background(work: Callable[[], Any]) -> Callable[[], Any]:
-    """Start `work`; the function that is given waits for its result."""
-    pool = ThreadPoolExecutor(1)
-    result = pool.submit(work).result
-    pool.shutdown(wait=False)
-    return result
+        return call
 
 
 def keeper(about: str) -> Keeper | None:
@@ -138,8 +102,8 @@ def keeper(about: str) -> Keeper | None:
     return Keeper(Path(folder) / "traced", about)
 
 
-def fingerprint(about: str) -> str:
-    """A name for the program that follows from this, and from the code and settings there are."""
+def fingerprint(about: str, tree: str, shapes: list[str]) -> str:
+    """A name for the program that follows from all of this, and from the code and settings there are."""
     settings = {
         name: repr(value)
         for name, value in sorted(jax.config.values.items())
@@ -147,7 +111,7 @@ def fingerprint(about: str) -> str:
     }
     device = jax.devices()[0]
     place = [device.platform, device.device_kind, sys.version]
-    parts = [about, settings, place, _versions(), code_digest()]
+    parts = [about, tree, shapes, settings, place, _versions(), code_digest()]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

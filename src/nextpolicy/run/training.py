@@ -65,10 +65,10 @@ class Job:
             devices = devices[
                 : len(self.seeds)
             ]  # splitting one member's environments over cores costs more than it gains
-        keeper = traced.keeper(f"{self._description()} {len(self.seeds)} {rounds}") if self.by_name else None
-        begin = None if keeper is None else keeper.begin
+        keeper = traced.keeper(f"{self._description()} {rounds}") if self.by_name else None
+        lower = None if keeper is None else keeper.lower
         return build_program(
-            self.setup, self.hypers, capacity=rounds, observer=self.observer, devices=devices, begin=begin
+            self.setup, self.hypers, capacity=rounds, observer=self.observer, devices=devices, lower=lower
         )
 
     def template(self) -> LearnerState:

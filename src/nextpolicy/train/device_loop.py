@@ -20,8 +20,7 @@ from nextpolicy.train.update import Metrics, _shard_key, learn_nothing, learn_ro
 from nextpolicy.types import Array, PyTree
 
 Observer = Callable[[Setup, LearnerState], PyTree]
-Compile = Callable[[], Callable[..., Any]]
-Lower = Callable[[Any, tuple[Any, ...]], Compile]
+Lower = Callable[[Any, tuple[Any, ...], int], Any]
 
 
 class Program(NamedTuple):
@@ -138,11 +137,11 @@ def build_program(
     capacity: int,
     observer: Observer | None = None,
     devices: list[Any] | None = None,
-    begin: Callable[[Any], Lower] | None = None,
+    lower: Lower | None = None,
 ) -> Program:
     """Compile-once functions for the population whose numbers are `hypers` (leaves [M]).
 
-    `begin(device)` may prepare the block in its own way, on one device, before its arguments are known.
+    `lower(function, arguments, donated)` may lower the block in its own way, on one device.
     """
     # Every device takes an equal part of the environments and of each minibatch.
     shares = math.gcd(setup.config.environment.num_envs, setup.config.ppo.minibatch_size)
@@ -182,17 +181,15 @@ def build_program(
     placed = jax.tree.map(lambda x: jax.device_put(x, NamedSharding(mesh, members)), hypers)
 
     compiled: dict[str, Callable[..., Any]] = {}
-    as_ever: Lower = lambda function, arguments: function.lower(*arguments).compile  # noqa: E731
 
     def start(seeds: Array) -> LearnerState:
         seeds = jax.device_put(seeds, NamedSharding(mesh, members))
         if not compiled:
-            lower = as_ever if begin is None or mesh.size > 1 else begin(mesh.devices.flat[0])
             shapes = _placed_shapes(mesh, state_spec, jax.eval_shape(jit_init, placed, seeds))
             arguments = (placed, shapes, np.int32(0), np.bool_(False))
-            compile_block = lower(jit_block, arguments)
+            block = jit_block.lower(*arguments) if lower is None or mesh.size > 1 else lower(jit_block, arguments, 1)
             with ThreadPoolExecutor(1) as pool:  # both hold an environment's reset: side by side it is paid for once
-                block = pool.submit(compile_block)
+                block = pool.submit(block.compile)
                 compiled["init"] = jit_init.lower(placed, seeds).compile()
                 compiled["block"] = block.result()
         state = compiled["init"](placed, seeds)
