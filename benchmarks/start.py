@@ -35,7 +35,7 @@ def main() -> None:
     clock = Clock()
     if options.cache:
         jax.config.update("jax_compilation_cache_dir", options.cache)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     spent: Counter[str] = Counter()
     jax.monitoring.register_event_duration_secs_listener(lambda name, seconds, **_: spent.update({name: seconds}))
     prepare(env)

@@ -288,4 +288,5 @@ def enable_cache() -> None:
     """Keep compiled programs on disk, unless the caller has said where or not to."""
     if jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(default_cache()))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+        # Small programs too: making a Brax model takes fifty of them.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
