@@ -4,7 +4,8 @@
 
 Compiling takes far longer than measuring, so each configuration is a process of its own and all of them compile at the
 same time; then they measure one after another, both contenders in turns in one process, while the others wait. Work is
-ENV[@BACKEND]:MEMBERS[:CONTENDER,CONTENDER...]; gymnax environments use PureJaxRL's network, an MLP of 64 and 64.
+ENV[@BACKEND]:MEMBERS[:CONTENDER,CONTENDER...]; gymnax environments use PureJaxRL's network, an MLP of 64 and 64, and
+normalise nothing, as it does. A row says `beside_compiling` where others were still compiling when it was measured.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 SAME_NETWORK = {"torso": "mlp", "hidden": "64,64", "activation": "tanh", "layer_norm": "false"}
+SAME_WORK = {**SAME_NETWORK, "normalise_obs": "false", "normalise_reward": "false"}
+OWN = ("ppo", "sv-static", "sv-dynamic", "all", "simulator")
 SHORT_START = {"warmup_steps": 10}  # one round of warm-up and not a hundred: the program is the same
 
 
@@ -34,21 +37,55 @@ def main() -> None:
     parser.add_argument("--wait", type=float, default=400.0, help="seconds after which measuring starts regardless")
     parser.add_argument("--turns", help=argparse.SUPPRESS)  # a worker's folder
     options = parser.parse_args()
-    if options.turns is None:
-        conduct(options)
-    else:
+    if options.turns is not None:
         work(options, options.work[0])
+        return
+    try:
+        for description in options.work:
+            check(options, description)
+        Path(options.out).touch(exist_ok=False)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    failed = conduct(options)
+    if not Path(options.out).read_text():
+        Path(options.out).unlink()  # nothing was measured: nothing is in the way of the next attempt
+    if failed:
+        sys.exit(f"failed: {' '.join(failed)}")
 
 
-def conduct(options: argparse.Namespace) -> None:
-    """Start a process for each work, wait until all have compiled, and let them measure one by one."""
-    results = Path(options.out)
-    results.touch(exist_ok=False)
+def read(description: str) -> tuple[str, str, int, list[str], dict[str, Any]]:
+    """A work's environment, backend, members, contenders and config fields."""
+    env, _, rest = description.partition(":")
+    count, _, names = rest.partition(":")
+    if not count.isdigit() or not int(count):
+        raise ValueError(f"work: got {description}, takes ENV[@BACKEND]:MEMBERS[:CONTENDER,CONTENDER...]")
+    env, _, backend = env.partition("@")
+    fields: dict[str, Any] = dict(SAME_WORK) if env.startswith("gymnax/") else dict(SHORT_START)
+    fields |= {"env_options": {"backend": backend}} if backend else {}
+    return env, backend, int(count), names.split(",") if names else ["ppo", "purejaxrl"], fields
+
+
+def check(options: argparse.Namespace, description: str) -> None:
+    """Raise where a contender cannot do the work, or would do another."""
+    from nextpolicy import presets
+    from nextpolicy.bench import peers
+
+    env, _, members, names, fields = read(description)
+    presets.build(env, **fields)
+    for name in names:
+        if name == "purejaxrl":
+            peers.check_purejaxrl(options.purejaxrl, env, fields)
+        elif name not in OWN or (name == "all" and members % 3):
+            raise ValueError(f"work: got {description}, takes of {', '.join(OWN)}; all takes a multiple of 3 members")
+
+
+def conduct(options: argparse.Namespace) -> list[str]:
+    """Start a process for each work, wait until all have compiled, let them measure one by one; those that failed."""
     with tempfile.TemporaryDirectory() as turns:
         base = [sys.executable, __file__, "--purejaxrl", options.purejaxrl, "--turns", turns, "--out", options.out]
         base += ["--seconds", str(options.seconds), "--repeats", str(options.repeats)]
         quiet = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
-        started = time.monotonic()
+        started, ready = time.monotonic(), 0
         workers = [subprocess.Popen([*base, w], env=quiet) for w in options.work]
         while time.monotonic() < started + options.wait:
             ready = len(list(Path(turns).glob("ready-*")))
@@ -57,22 +94,44 @@ def conduct(options: argparse.Namespace) -> None:
             time.sleep(0.5)
         print(f"{ready} of {len(workers)} compiled after {time.monotonic() - started:.0f} s", flush=True)
         (Path(turns) / "go").touch()
-        for worker in workers:
-            worker.wait()
+        return [w for w, worker in zip(options.work, workers, strict=True) if worker.wait()]
 
 
 def work(options: argparse.Namespace, description: str) -> None:
     """Compile the contenders, wait for the turn, measure, and add the rows to the results."""
-    from nextpolicy.bench import contenders, peers
-    from nextpolicy.bench.measure import lengths, measure, table
+    turns = Path(options.turns)
+    compiling = turns / f"compiling-{os.getpid()}"
+    compiling.touch()
+    try:
+        made, rounds = compiled(options, description)
+        (turns / f"ready-{os.getpid()}").touch()
+    finally:
+        compiling.unlink()
+    from nextpolicy.bench.measure import measure, table
+    from nextpolicy.run.folder import describe_machine
 
-    env, count, *rest = description.split(":")
-    env, _, backend = env.partition("@")
-    members, turns = int(count), Path(options.turns)
-    fields: dict[str, Any] = dict(SAME_NETWORK) if env.startswith("gymnax/") else dict(SHORT_START)
-    fields |= {"env_options": {"backend": backend}} if backend else {}
+    env, backend, members, _, _ = read(description)
+    while not (turns / "go").exists():
+        time.sleep(0.2)
+    with (turns / "turn").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        beside = any(turns.glob("compiling-*"))
+        rows = measure(made, members, rounds, options.repeats)
+        print(f"{env}{' (others were still compiling)' if beside else ''}\n{table(rows)}", flush=True)
+        known = {"env": env, "backend": backend, "beside_compiling": beside, "about": describe_machine()}
+        file = Path(options.out)
+        before = json.loads(file.read_text() or "[]")
+        file.write_text(json.dumps([*before, *({**known, **row} for row in rows)], indent=1))
+
+
+def compiled(options: argparse.Namespace, description: str) -> tuple[list[Any], dict[str, int]]:
+    """The contenders, with all compiled that they will run, and how many rounds each is to do in a turn."""
+    from nextpolicy.bench import contenders, peers
+    from nextpolicy.bench.measure import lengths
+
+    env, _, members, names, fields = read(description)
     made = []
-    for name in rest[0].split(",") if rest else ["ppo", "purejaxrl"]:
+    for name in names:
         if name == "purejaxrl":
             made.append(peers.purejaxrl(options.purejaxrl, env, members, fields))
         elif name == "simulator":
@@ -80,17 +139,7 @@ def work(options: argparse.Namespace, description: str) -> None:
         else:
             algo = "ppo,sv-static,sv-dynamic" if name == "all" else name
             made.append(contenders.ours(env, algo, members, fields))
-    rounds = lengths(made, options.seconds)  # compiles all there is to compile
-    (turns / f"ready-{os.getpid()}").touch()
-    while not (turns / "go").exists():
-        time.sleep(0.2)
-    with (turns / "turn").open("w") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        rows = measure(made, members, rounds, options.repeats)
-        print(f"{env}\n{table(rows)}", flush=True)
-        file = Path(options.out)
-        before = json.loads(file.read_text() or "[]")
-        file.write_text(json.dumps([*before, *({"env": env, "backend": backend, **row} for row in rows)], indent=1))
+    return made, lengths(made, options.seconds)
 
 
 if __name__ == "__main__":

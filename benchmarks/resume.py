@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 COMMAND = [sys.executable, "-m", "nextpolicy.run.cli"]
 
@@ -26,10 +25,12 @@ def main() -> None:
     parser.add_argument("env")
     parser.add_argument("--out", type=Path, required=True, help="folder for the runs; must not exist")
     options, fields = parser.parse_known_args()
-    options.out.mkdir(parents=True)
+    if options.out.exists():
+        parser.error(f"out: {options.out} exists, takes a new folder; nothing was written")
     train = [*COMMAND, "train", options.env, *fields, "--quiet", "--out"]
     whole, killed, anew = (str(options.out / name) for name in ("whole", "killed", "anew"))
-    subprocess.run([*train, whole], check=True)
+    if subprocess.run([*train, whole], check=False).returncode:
+        sys.exit("the first run failed, and said why")
     kill_after_a_checkpoint([*train, killed], Path(killed))
     subprocess.run([*COMMAND, "resume", killed, "--quiet"], check=True)
     with tempfile.TemporaryDirectory() as nothing:
@@ -62,10 +63,8 @@ def compare(a: str, b: str) -> str:
 
     first, second = nextpolicy.load(a), nextpolicy.load(b)
     bits = lambda x: np.asarray(jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x)  # noqa: E731
-    leaves: list[tuple[Any, Any]] = list(
-        zip(*(map(bits, jax.tree.leaves(r._agents)) for r in (first, second)), strict=True)
-    )
-    same = sum(np.array_equal(x, y, equal_nan=x.dtype.kind == "f") for x, y in leaves)
+    leaves = [list(map(bits, jax.tree.leaves(run._agents))) for run in (first, second)]
+    same = sum(np.array_equal(x, y, equal_nan=x.dtype.kind == "f") for x, y in zip(*leaves, strict=True))
     ours, theirs = (r.metrics.drop(columns="steps_per_second") for r in (first, second))
     differ = (ours.ne(theirs) & ~(ours.isna() & theirs.isna())).any(axis=1)
     where = f"metrics differ from round {ours['round'][differ].min()} on" if differ.any() else "all metrics equal"

@@ -3,7 +3,8 @@
     python benchmarks/same_learning.py brax/hopper compute_dtype=float32 compute_dtype=auto --steps 1e7 --out D
 
 Each variant is a set of config fields, joined by ":". Prints the mean episode return over the last tenth of training
-with a 95 % interval over seeds, and the difference to the first variant with its own (Welch); curves.csv holds all.
+with a 95 % interval over seeds (Student's), and the difference to the first variant with its own (Welch's); the file
+curves-ENV.csv holds all.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import math
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import TextIO
 
 import jax
 import numpy as np
+from scipy.stats import t
 
 from nextpolicy import presets
 from nextpolicy.run.training import make_job
@@ -33,9 +36,18 @@ def main() -> None:
     parser.add_argument("--steps", type=float, default=1e7)
     parser.add_argument("--out", required=True, help="folder for curves-ENV.csv; must exist")
     options = parser.parse_args()
-    curves = {v: train(options, dict(pair.split("=", 1) for pair in v.split(":"))) for v in options.variants}
-    report(options.env, curves)
-    save(Path(options.out) / f"curves-{options.env.replace('/', '-')}.csv", curves)
+    if options.seeds < 2 or len(set(options.variants)) < len(options.variants):
+        parser.error("takes two seeds or more, and variants that differ")
+    if not all("=" in pair for v in options.variants for pair in v.split(":")):
+        parser.error(f"variants: got {' '.join(options.variants)}, takes FIELD=VALUE[:FIELD=VALUE...]")
+    try:
+        file = (Path(options.out) / f"curves-{options.env.replace('/', '-')}.csv").open("x", newline="")
+    except OSError as error:
+        parser.error(f"out: {error}; takes a folder that exists and has no such file")
+    with file:
+        curves = {v: train(options, dict(pair.split("=", 1) for pair in v.split(":"))) for v in options.variants}
+        report(options.env, curves)
+        save(file, curves)
 
 
 def train(options: argparse.Namespace, fields: dict[str, str]) -> np.ndarray:
@@ -65,26 +77,28 @@ def report(env: str, curves: dict[str, np.ndarray]) -> None:
     first = final(next(iter(curves.values())))
     for name, curve in curves.items():
         score = final(curve)
-        error = score.std(ddof=1) / math.sqrt(len(score))
-        both = math.hypot(error, first.std(ddof=1) / math.sqrt(len(first)))
+        count = len(score)
+        error, other = (x.std(ddof=1) / math.sqrt(count) for x in (score, first))
+        both = math.hypot(error, other)
+        freedom = (count - 1) * both**4 / (error**4 + other**4) if both else count - 1
+        half, half_difference = error * t.ppf(0.975, count - 1), both * t.ppf(0.975, freedom)
         print(
-            f"{env} {name:<40} {score.mean():9.2f} +- {1.96 * error:.2f}   "
-            f"difference {score.mean() - first.mean():+9.2f} +- {1.96 * both:.2f}",
+            f"{env} {name:<40} {score.mean():9.2f} +- {half:.2f}   "
+            f"difference {score.mean() - first.mean():+9.2f} +- {half_difference:.2f}",
             flush=True,
         )
 
 
-def save(path: Path, curves: dict[str, np.ndarray]) -> None:
-    with path.open("x", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["variant", "seed", "progress", "episode_return"])
-        for name, curve in curves.items():
-            edges = np.linspace(0, curve.shape[1], POINTS + 1).astype(int)
-            for seed, row in enumerate(curve):
-                for low, high in pairwise(edges):
-                    part = row[low:high]
-                    mean = np.nanmean(part) if np.isfinite(part).any() else math.nan
-                    writer.writerow([name, seed, f"{high / curve.shape[1]:.2f}", f"{mean:.6g}"])
+def save(file: TextIO, curves: dict[str, np.ndarray]) -> None:
+    writer = csv.writer(file)
+    writer.writerow(["variant", "seed", "progress", "episode_return"])
+    for name, curve in curves.items():
+        edges = np.linspace(0, curve.shape[1], POINTS + 1).astype(int)
+        for seed, row in enumerate(curve):
+            for low, high in pairwise(edges):
+                part = row[low:high]
+                mean = np.nanmean(part) if np.isfinite(part).any() else math.nan
+                writer.writerow([name, seed, f"{high / curve.shape[1]:.2f}", f"{mean:.6g}"])
 
 
 if __name__ == "__main__":

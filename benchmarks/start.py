@@ -30,7 +30,10 @@ def main() -> None:
     parser.add_argument("--cache", help="folder of compiled and traced programs")
     parser.add_argument("--purejaxrl", help="a checkout: its start instead of ours")
     options = parser.parse_args()
-    env, members, *pairs = options.work.split(":")
+    env, _, rest = options.work.partition(":")
+    members, *pairs = rest.split(":")
+    if not members.isdigit() or not all("=" in pair for pair in pairs):
+        parser.error(f"work: got {options.work}, takes ENV:MEMBERS[:FIELD=VALUE...]")
     fields: dict[str, Any] = dict(pair.split("=", 1) for pair in pairs)
     clock = Clock()
     if options.cache:
@@ -38,7 +41,7 @@ def main() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     spent: Counter[str] = Counter()
     jax.monitoring.register_event_duration_secs_listener(lambda name, seconds, **_: spent.update({name: seconds}))
-    prepare(env)
+    prepare(env, options.purejaxrl is not None)
     clock.lap("imports and device", counted=False)
     if options.purejaxrl:
         from nextpolicy.bench import peers
@@ -65,12 +68,12 @@ def ours(clock: Clock, env: str, members: int, fields: dict[str, Any]) -> None:
     clock.lap("two rounds")
 
 
-def prepare(env: str) -> None:
-    """Import what every contender imports, and wake the device."""
+def prepare(env: str, peer: bool) -> None:
+    """Import what the contender imports, and wake the device."""
     from nextpolicy.envs.brax import import_brax
     from nextpolicy.envs.gymnax import import_gymnax
 
-    if env.startswith("brax/"):
+    if env.startswith("brax/") or peer:  # PureJaxRL's script imports it whatever it trains on
         import_brax()
     if env.startswith(("gymnax/", "brax/")):
         import_gymnax()

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from nextpolicy.bench import contenders
 from nextpolicy.bench import main as bench
 from nextpolicy.bench import measure as harness
 from nextpolicy.bench.brax_peer import nearest_divisor
@@ -120,6 +121,22 @@ def test_the_command_measures_ours_and_the_simulator_and_keeps_the_numbers(tmp_p
     assert "exists" in capsys.readouterr().err
 
 
+FIELDS = {"num_envs": 2, "rollout_length": 4, "minibatch_size": 8, "hidden": (4,), "total_env_steps": 80}
+
+
+def test_our_rounds_are_counted_as_they_are_and_waited_for(monkeypatch):
+    made = contenders.ours("probe/constant", "ppo,sv-static,sv-dynamic", 3, FIELDS)
+    assert made.steps_per_round == 2 * 4 * 3
+    waited = []
+    block_until_ready = contenders.jax.block_until_ready
+    monkeypatch.setattr(contenders.jax, "block_until_ready", lambda x: (waited.append(x), block_until_ready(x))[1])
+    done = made.run(4)
+    assert len(waited) == 1
+    assert waited[0] is done or np.shares_memory(np.asarray(waited[0]), np.asarray(done))
+    with pytest.raises(ConfigError, match="members: got 4, takes a multiple of 3"):
+        contenders.ours("probe/constant", "ppo,sv-static,sv-dynamic", 4, FIELDS)
+
+
 def test_works_compiled_side_by_side_are_told_in_order_and_one_that_fails_loses_no_other(tmp_path, capsys):
     out = tmp_path / "bench.json"
     works = ["probe/constant:2", "gym/CartPole-v1", "probe/observation"]
@@ -138,6 +155,12 @@ def test_works_compiled_side_by_side_are_told_in_order_and_one_that_fails_loses_
     ("arguments", "words"),
     [
         (["--contenders", "ppq"], "contenders: got 'ppq'"),
+        (["--contenders", "ppo,ppo"], "contenders: got 'ppo' twice"),
+        (["--seconds", "nan"], "seconds: got nan, takes a positive number"),
+        (["--seconds", "-1"], "seconds: got -1.0, takes a positive number"),
+        (["--out", "nowhere/x.json"], "takes a file in a folder that exists"),
+        (["--set", "algo=ppo"], "set: got algo, which contenders have each their own; takes --contenders instead"),
+        (["--set", "seeds=3"], "takes --members instead"),
         (["--members", "0"], "members: got '0'"),
         (["--members", "x"], "members: got 'x'"),
         (["--num-envs", "8,0"], "num-envs: got '8,0'"),

@@ -4,9 +4,11 @@ import json
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 
+from nextpolicy import presets
 from nextpolicy.bench import peers, process
 from nextpolicy.bench.measure import take
 from nextpolicy.config import ConfigError
@@ -209,6 +211,32 @@ def test_purejaxrl_tells_the_time_to_a_return_from_its_metrics(checkout):
     assert made.until(11.0)[0] is None  # ten rounds are the budget
 
 
+def test_purejaxrl_is_given_the_same_settings():
+    numbers = {"epochs": 3, "gamma": 0.9, "lam": 0.8, "clip": 0.3, "entropy_coef": 0.02, "value_coef": 0.7}
+    numbers |= {"max_grad_norm": 0.6, "learning_rate": 2e-3}
+    config = presets.build("gymnax/CartPole-v1", **{**WORK, **PLAIN, **numbers})
+    given = peers._purejaxrl_settings(config, "CartPole-v1")
+    wanted = {"UPDATE_EPOCHS": 3, "GAMMA": 0.9, "GAE_LAMBDA": 0.8, "CLIP_EPS": 0.3, "ENT_COEF": 0.02, "VF_COEF": 0.7}
+    wanted |= {"MAX_GRAD_NORM": 0.6, "LR": 2e-3, "NUM_ENVS": 4, "NUM_STEPS": 8, "NUM_MINIBATCHES": 2}
+    assert {name: given[name] for name in wanted} == wanted
+
+
+def test_peers_run_the_physics_that_we_run(monkeypatch):
+    backend = lambda env, **options: peers.brax_backend(presets.build(env, env_options=options))  # noqa: E731
+    assert (backend("brax/hopper"), backend("brax/hopper", backend="spring")) == ("positional", "spring")
+    assert (backend("brax/swimmer"), backend("brax/fast")) == ("generalized", None)
+    assert backend("gymnax/CartPole-v1") is None
+    small, sent = {**WORK, "torso": "mlp", "layer_norm": "false"}, []
+    monkeypatch.setattr(process, "Contender", lambda *_, **__: None)
+    for env, options in ("swimmer", {}), ("hopper", {}), ("hopper", {"backend": "spring"}):
+        stand_in = SimpleNamespace(hello={"compile_seconds": 0.0}, close=None)
+        monkeypatch.setattr(process, "PeerProcess", lambda peer, python, work, s=stand_in: sent.append(work) or s)
+        process.contender("rejax", "python", f"brax/{env}", 1, {**small, "env_options": options})
+    assert [work["env_options"]["backend"] for work in sent] == ["generalized", "positional", "spring"]
+    with pytest.raises(ConfigError, match="got env_options episode_length, takes only backend"):
+        process.contender("rejax", "python", "brax/hopper", 1, {**small, "env_options": {"episode_length": 9}})
+
+
 def test_work_that_purejaxrl_does_otherwise_is_refused(checkout):
     peers.check_purejaxrl(checkout, "gymnax/CartPole-v1", PLAIN)
     with pytest.raises(ConfigError, match=r"add --set hidden=64,64 normalise_obs=False normalise_reward=False$"):
@@ -217,3 +245,5 @@ def test_work_that_purejaxrl_does_otherwise_is_refused(checkout):
         peers.check_purejaxrl(checkout, "gymnax/Breakout-MinAtar", {})
     with pytest.raises(ConfigError, match="takes environments of gymnax/ and brax/"):
         peers.check_purejaxrl(checkout, "four-rooms", {})
+    with pytest.raises(ConfigError, match="got env_options max_steps_in_episode, takes only backend"):
+        peers.check_purejaxrl(checkout, "gymnax/CartPole-v1", {"env_options": {"max_steps_in_episode": 9}})

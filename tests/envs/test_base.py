@@ -58,6 +58,16 @@ def test_what_all_members_share_goes_to_each() -> None:
     assert_same(ours(state, keys), plain(state, keys))
 
 
+def test_leaves_of_no_size_are_mapped_too() -> None:
+    """MuJoCo's states have some."""
+    nothing = over_environments(lambda x, empty: (x + empty.sum(), empty))
+    arguments = (jnp.ones((MEMBERS, ENVS)), jnp.zeros((MEMBERS, ENVS, 0, 4)))
+    total, empty = jax.vmap(nothing)(*arguments)
+    assert (total.shape, empty.shape) == ((MEMBERS, ENVS), (MEMBERS, ENVS, 0, 4))
+    total, empty = jax.vmap(nothing, in_axes=(0, None))(arguments[0], arguments[1][0])
+    assert (total.shape, empty.shape) == ((MEMBERS, ENVS), (MEMBERS, ENVS, 0, 4))
+
+
 def test_it_runs_in_loops_and_in_a_population_mapped_one_after_another() -> None:
     step = over_environments(lambda x: x * 2.0)
     loop = lambda x: jax.lax.fori_loop(0, 3, lambda _, y: step(y), x)  # noqa: E731

@@ -115,6 +115,21 @@ def test_whole_numbers_large_sums_and_single_elements_stay_as_they_are() -> None
     check(lambda d: jnp.zeros((LINKS, 3)).at[INDEX, 0].add(d), DATA[:, 0], left=1)
 
 
+def test_no_rows_at_all_and_narrow_indices() -> None:
+    check(lambda d: jax.ops.segment_sum(d, jnp.asarray(INDEX), 0), DATA, left=1)
+    many, narrow = 300, np.array([[1], [127]], np.int8)  # 257 is 1 in eight bits
+    numbers = jax.lax.ScatterDimensionNumbers((1,), (0,), (0,))
+    check(lambda d: jax.lax.scatter_add(jnp.zeros((many, 3)), jnp.asarray(narrow), d, numbers), DATA[:2])
+
+
+def test_programs_in_named_tuples_are_rewritten_in_place() -> None:
+    def solved(data: jax.Array) -> jax.Array:
+        twice = lambda x: x + add(jnp.concatenate([x, x[:2]]), np.arange(ROWS) % LINKS) * 0.0 + x  # noqa: E731
+        return jax.lax.custom_linear_solve(twice, data[:LINKS], lambda _, b: b / 2.0, symmetric=True)
+
+    check(solved, DATA)
+
+
 def test_a_function_without_any_is_left_alone() -> None:
     double = lambda tree: {"a": tree["a"] * 2, "none": None}  # noqa: E731
     assert ordered(double)({"a": jnp.ones(3)})["none"] is None

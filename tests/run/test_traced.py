@@ -7,18 +7,22 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnax.environments.classic_control.cartpole import CartPole
 
 from nextpolicy import presets
-from nextpolicy.core import losses, minibatch
-from nextpolicy.nets import heads
+from nextpolicy.config import TrainConfig
+from nextpolicy.core import gate, losses, minibatch
+from nextpolicy.nets import build, heads, torsos
 from nextpolicy.run import traced
 from nextpolicy.run.training import make_job
+from nextpolicy.tabular import four_rooms
 
 SMALL = {"num_envs": 4, "rollout_length": 8, "minibatch_size": 16, "hidden": (8,), "total_env_steps": 320}
 
@@ -119,6 +123,21 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "other closure": lambda: put(losses, "clipped_surrogate", scaled(4.0)),
         "method": lambda: put(heads.Categorical, "entropy", lambda self: jnp.zeros(self.logits.shape[:-1])),
         "partial": lambda: put(minibatch, "take", functools.partial(minibatch.take)),
+        "its keyword": lambda: put(minibatch, "take", functools.partial(minibatch.take, index=1)),
+        "its other keyword": lambda: put(minibatch, "take", functools.partial(minibatch.take, index=2)),
+        "default": lambda: put(losses, "clipped_surrogate", lambda ratio, advantage, clip=1: ratio),
+        "other default": lambda: put(losses, "clipped_surrogate", lambda ratio, advantage, clip=2: ratio),
+        "keyword default": lambda: put(losses, "clipped_surrogate", lambda ratio, advantage, *, clip=1: ratio),
+        "other keyword default": lambda: put(losses, "clipped_surrogate", lambda ratio, advantage, *, clip=2: ratio),
+        "table": lambda: monkeypatch.setitem(torsos.ACTIVATIONS, "tanh", lambda x: x),
+        "number in a table": lambda: monkeypatch.setitem(build._SMALLEST, "nature", 37),
+        "array": lambda: put(minibatch, "NUMBERS", np.arange(3), raising=False),
+        "other array": lambda: put(minibatch, "NUMBERS", np.arange(3) + 1, raising=False),
+        "configuration": lambda: put(TrainConfig, "minibatches", property(lambda self: 1)),
+        "model": lambda: put(four_rooms, "GOAL", (1, 1)),
+        "somebody else's environment": lambda: put(CartPole, "step_env", lambda *_: None),
+        "device": lambda: put(jax, "devices", lambda: [SimpleNamespace(platform="gpu", device_kind="H200")]),
+        "version": lambda: put(traced.metadata, "version", lambda package: "99"),
         "constant": lambda: put(sys.modules["nextpolicy.train.update"], "_MAX_LOG_RATIO", 10.0),
         "setting": lambda: jax.config.update("jax_default_matmul_precision", "highest"),
     }
@@ -193,6 +212,9 @@ def test_only_what_a_configuration_says_in_full_is_kept(tmp_path: Path, monkeypa
     assert make_job(config).by_name
     assert not make_job(config, observer=lambda setup, state: state.agent.round).by_name
     assert not make_job(config, actor=heads.CategoricalHead(4)).by_name
+    assert not make_job(config, critic=heads.ValueHead()).by_name
+    assert not make_job(config, criterion=gate).by_name
+    assert not make_job(config, gate_params=make_job(config).hypers.gate).by_name
     before = jax.config.jax_compilation_cache_dir
     monkeypatch.setenv("NEXTPOLICY_KEEP_TRACED", "1")
     try:

@@ -132,6 +132,13 @@ def test_a_run_repeats_itself() -> None:
     assert not differ(outcome(configuration()), outcome(configuration()))
 
 
+def test_warm_up_rounds_are_not_learned_from() -> None:
+    """After one round, the agent has learned in one round."""
+    for steps in (0, 8, 24):
+        state, _ = run(*build(configuration(warmup_steps=steps, normalise_obs=True)), [1])
+        assert np.unique(state.agent.round) == [1], steps
+
+
 def test_warm_up_matters() -> None:
     states = {}
     for steps in (0, 8):

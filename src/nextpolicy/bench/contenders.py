@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nextpolicy import presets
+from nextpolicy.config import ConfigError
 from nextpolicy.run.training import make_job
 from nextpolicy.train.rollout import random_actions, shape_action
 
@@ -67,6 +68,8 @@ def ours(env: str, algo: str, members: int, fields: dict[str, Any]) -> Contender
     """Our trainer with `members` members: seeds of one algorithm, or of several separated by commas."""
     algos = algo.split(",")
     config = presets.build(env, algo=tuple(algos), seeds=members // len(algos), **fields)
+    if len(config.members()) != members:
+        raise ConfigError(f"members: got {members}, takes a multiple of {len(algos)}: a share for each of {algo}")
     started = time.perf_counter()
     job = make_job(config)
     program = job.program()

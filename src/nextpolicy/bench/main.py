@@ -47,11 +47,17 @@ def main(arguments: list[str], parser_class: Any, parse: Callable[..., Any]) -> 
     """Measure and print; `--out` keeps every number as JSON."""
     options = parse(_parser(parser_class), arguments)
     names = options.contenders.split(",")
-    unknown = [n for n in names if n not in OWN + PEERS]
+    unknown = [n for n in names if n not in OWN + PEERS or names.count(n) > 1]
+    if unknown and unknown[0] in OWN + PEERS:
+        raise ConfigError(f"contenders: got {unknown[0]!r} twice, takes each once")
     if unknown:
         raise ConfigError(f"contenders: got {unknown[0]!r}, takes of {', '.join(OWN + PEERS)}")
     if options.out and Path(options.out).exists():
         raise ConfigError(f"out: {options.out} exists, takes a new file; nothing was written")
+    if options.out and not Path(options.out).absolute().parent.is_dir():
+        raise ConfigError(f"out: got {options.out}, takes a file in a folder that exists")
+    if not 0 < options.seconds < float("inf"):
+        raise ConfigError(f"seconds: got {options.seconds}, takes a positive number")
     if min(options.compile_threads, options.repeats) < 1:
         raise ConfigError("compile-threads, repeats: got less than 1, takes whole numbers of at least 1")
     options.pythons = _pythons(options.peer_python)
@@ -119,6 +125,9 @@ def _fields(pairs: list[str]) -> dict[str, Any]:
     for pair in pairs:
         if "=" not in pair or pair.split("=")[0] not in FIELDS:
             raise ConfigError(f"set: got {pair!r}, takes name=value with the name of a config field")
+    for name, instead in {"algo": "--contenders", "seeds": "--members"}.items():
+        if name in fields:
+            raise ConfigError(f"set: got {name}, which contenders have each their own; takes {instead} instead")
     return fields
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from nextpolicy import presets
 from nextpolicy.bench.contenders import Contender, Reached, program_memory, reached, timed
 from nextpolicy.config import ConfigError, TrainConfig
-from nextpolicy.envs.brax import import_brax
+from nextpolicy.envs.brax import backends_of, import_brax
 from nextpolicy.envs.gymnax import import_gymnax
 from nextpolicy.nets.heads import Categorical, DiagonalGaussian
 
@@ -36,7 +36,7 @@ def purejaxrl(path: str, env: str, members: int, fields: dict[str, Any], probe: 
     script = purejaxrl_script(path, env)
     config = presets.build(env, **fields)
     settings = _purejaxrl_settings(config, env.split("/", 1)[1])
-    make_train = _load_purejaxrl(script, config.environment.env_options.get("backend"))
+    make_train = _load_purejaxrl(script, brax_backend(config))
     keys = jax.random.split(jax.random.PRNGKey(0), members)
     compiled: dict[int, Any] = {}
 
@@ -91,6 +91,7 @@ def check_purejaxrl(path: str | None, env: str, fields: dict[str, Any]) -> None:
         raise ConfigError(f"purejaxrl: takes --purejaxrl with the path of a checkout; to have it: {how}")
     purejaxrl_script(path, env)
     config = presets.build(env, **fields)
+    check_env_options("purejaxrl", config)
     fixed = _BRAX_FIXED if env.startswith("brax/") else _GYMNAX_FIXED
     has = {name: config.value(name) for name in fixed}
     if has["torso"] == "auto" and not env.endswith("-MinAtar"):
@@ -99,6 +100,13 @@ def check_purejaxrl(path: str | None, env: str, fields: dict[str, Any]) -> None:
     if wrong:
         words = " ".join(f"{k}={','.join(map(str, v)) if isinstance(v, tuple) else v}" for k, v in wrong.items())
         raise ConfigError(f"purejaxrl: its scripts fix what the work has otherwise; add --set {words}")
+
+
+def check_env_options(peer: str, config: TrainConfig) -> None:
+    """Raise where the environment has options that a peer is not told of."""
+    other = sorted(set(config.environment.env_options) - {"backend"})
+    if other:
+        raise ConfigError(f"{peer}: got env_options {other[0]}, takes only backend, all that it is told of")
 
 
 _MLP = {"torso": "mlp", "activation": "tanh", "layer_norm": False}
@@ -125,6 +133,13 @@ def _purejaxrl_settings(config: TrainConfig, name: str) -> dict[str, Any]:
         "NORMALIZE_ENV": True,
         "DEBUG": False,
     }
+
+
+def brax_backend(config: TrainConfig) -> str | None:
+    """The physics of the work's Brax environment; None where there is nothing to choose."""
+    suite, _, name = config.environment.env.partition("/")
+    backend = config.environment.env_options.get("backend") or (backends_of(name)[0] if suite == "brax" else None)
+    return None if backend == "none" else backend
 
 
 _loading = threading.Lock()  # its modules go by global names, and several works may be made at once

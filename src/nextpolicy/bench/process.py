@@ -11,6 +11,7 @@ from typing import Any
 
 from nextpolicy import presets
 from nextpolicy.bench.contenders import Contender, Reached, Timing
+from nextpolicy.bench.peers import brax_backend, check_env_options
 from nextpolicy.config import ConfigError
 
 WORKER = Path(__file__).with_name("peer_worker.py")
@@ -86,11 +87,12 @@ def check(peer: str, env: str, pythons: dict[str, str]) -> None:
 def contender(peer: str, python: str, env: str, members: int, fields: dict[str, Any]) -> Contender:
     """A peer on the same work. Those that train one seed at a time do one: their rate is the same for any number."""
     config = presets.build(env, **fields)
+    check_env_options(peer, config)
     suite, name = env.split("/", 1)
     side_by_side = members if peer == "rejax" else 1
     work = {
         "env": env if suite == "brax" else name,
-        "env_options": {"backend": "positional", **config.environment.env_options} if suite == "brax" else {},
+        "env_options": {"backend": brax_backend(config) or "positional"} if suite == "brax" else {},
         "members": side_by_side,
         "minibatches": config.minibatches,
         **{k: config.value(k) for k in _FIELDS},

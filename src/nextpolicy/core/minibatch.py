@@ -13,7 +13,7 @@ def indices(key: Array, batch_size: int, epochs: int, minibatches: int) -> Array
     """[epochs * minibatches, batch_size / minibatches] sample numbers; each epoch permutes them all afresh."""
     check.whole("batch_size", batch_size)
     check.whole("epochs", epochs)
-    if minibatches < 1 or batch_size % minibatches or not isinstance(minibatches, int):
+    if not isinstance(minibatches, int) or minibatches < 1 or batch_size % minibatches:
         raise ValueError(f"minibatches: got {minibatches}, takes a divisor of the batch size, which is {batch_size}")
     return _permutations(key, epochs, batch_size).reshape(epochs * minibatches, -1)
 
@@ -29,7 +29,7 @@ def _permutations(key: Array, count: int, size: int) -> Array:
     number = jax.lax.broadcasted_iota(jnp.uint32, bits.shape, 1)
     width = (size - 1).bit_length()
     if width > 16:
-        return jnp.argsort(bits, axis=1)
+        return jnp.argsort(bits, axis=1).astype(jnp.int32)
     words = jax.lax.sort((bits << width) | number, dimension=1, is_stable=False)
     return (words & ((1 << width) - 1)).astype(jnp.int32)
 

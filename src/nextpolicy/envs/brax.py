@@ -121,6 +121,11 @@ def names() -> list[str]:
     return list(NAMES)
 
 
+def backends_of(name: str) -> tuple[str, ...]:
+    """The physics an environment can run on, the default first."""
+    return {"swimmer": ("generalized",), "fast": ("none",)}.get(name, BACKENDS)
+
+
 def make(
     name: str,
     *,
@@ -133,7 +138,7 @@ def make(
     """The Brax environment `name`; further options are its constructor's arguments, such as `ctrl_cost_weight`."""
     env_id = f"brax/{name}"
     envs = import_brax()
-    backends = {"swimmer": ("generalized",), "fast": ("none",)}.get(name, BACKENDS)
+    backends = backends_of(name)
     backend = backends[0] if backend is None else backend
     check.one_of(f"{env_id} backend", backend, backends)
     check.one_of(f"{env_id} reset", reset, ("fresh", "cached"))

@@ -75,7 +75,10 @@ def _inside(value: Any) -> Any:
     """A parameter of an equation, rewritten where it is a program or programs."""
     if isinstance(value, core.ClosedJaxpr):
         return _rewritten(value)
-    return tuple(map(_inside, value)) if isinstance(value, tuple) and _scatters(value) else value
+    if not isinstance(value, tuple) or not _scatters(value):
+        return value
+    parts = map(_inside, value)
+    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
 
 
 def _masked_sum(
@@ -88,13 +91,13 @@ def _masked_sum(
         return None
     rows = jnp.moveaxis(operand, axes[0], 0)
     count, width = rows.shape[0], rows.shape[1:]
-    if tuple(updates.shape[a] for a in window) != width or count * index.size > LARGEST:
+    if tuple(updates.shape[a] for a in window) != width or not operand.size > 0 or count * index.size > LARGEST:
         return None
     scattered = [a for a in range(updates.ndim) if a not in window]
     added = jnp.transpose(updates, (*scattered, *window)).reshape(-1, *width)
-    index = index.reshape(-1)
+    index = index.reshape(-1).astype(jnp.int32)
     if mode == jax.lax.GatherScatterMode.CLIP:
         index = jnp.clip(index, 0, count - 1)
-    mask = (index[None, :] == jnp.arange(count, dtype=index.dtype)[:, None]).reshape(count, -1, *[1] * len(width))
+    mask = (index[None, :] == jnp.arange(count, dtype=jnp.int32)[:, None]).reshape(count, -1, *[1] * len(width))
     total = rows + jnp.sum(jnp.where(mask, added[None], jnp.zeros((), added.dtype)), axis=1)
     return jnp.moveaxis(total, 0, axes[0])

@@ -88,8 +88,8 @@ Distribution = Categorical | DiagonalGaussian
 def _narrow_product(x: Array, kernel: Array, _: Any, **options: Any) -> Array:
     """x [..., F] @ kernel [F, A] for an A of a few, with the kernel turned to [A, F] first.
 
-    The numbers are those of the plain product. Its gradient is then an [A, F] matrix too, which XLA's CPU kernels sum
-    several times as fast as a tall one; the barrier keeps XLA from turning it back.
+    Its results are those of the plain product, bit for bit. The kernel's gradient is then an [A, F] matrix too, which
+    XLA's CPU kernels sum several times as fast as a tall one; the barrier keeps XLA from turning it back.
     """
     turned = jax.lax.optimization_barrier(kernel.T)
     return jax.lax.dot_general(x, turned, (((x.ndim - 1,), (1,)), ((), ())), **options)

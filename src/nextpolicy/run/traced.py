@@ -25,11 +25,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
-# Packages whose functions end up in the program.
-_CODE = (*(f"nextpolicy.{part}" for part in ("core", "envs", "nets", "train", "types")), "brax", "gymnax")
+# Packages whose functions and tables end up in the program, or decide what does.
+_PARTS = ("config", "core", "envs", "nets", "tabular", "train", "types", "run.training")
+_CODE = (*(f"nextpolicy.{part}" for part in _PARTS), "brax", "gymnax")
 _DEEPEST = 4  # functions within functions that are looked into
-_VERSIONS = ("jax", "jaxlib", "flax", "optax", "chex", "brax", "gymnax", "mujoco", "numpy")
+_VERSIONS = (
+    *("nextpolicy", "jax", "jaxlib", "flax", "optax", "chex", "numpy"),
+    *("brax", "gymnax", "jaxopt", "mujoco", "mujoco-mjx"),
+)
 _SETTINGS_THAT_DO_NOT_MATTER = ("cache", "log", "traceback", "xla_flags", "dump", "profiler", "coordination")
 
 
@@ -116,23 +121,23 @@ def fingerprint(about: str, tree: str, shapes: list[str]) -> str:
 
 
 def code_digest() -> str:
-    """Of every function of the packages in `_CODE` that is loaded, as it is now."""
+    """Of every function, constant and table of the packages in `_CODE` that is loaded, as it is now."""
     digest = hashlib.sha256()
     for name in sorted(sys.modules):
         if f"{name}.".startswith(tuple(f"{package}." for package in _CODE)):
             for attribute, value in sorted(vars(sys.modules[name]).items()):
-                for piece in _pieces(value, name):
+                for piece in () if attribute.startswith("__") else _pieces(value, name):  # not where its file lies
                     digest.update(f"{name}.{attribute}:{piece}\n".encode())
     return digest.hexdigest()
 
 
 def _pieces(value: Any, module: str, depth: int = 0) -> Iterator[str]:
-    """Text of a function's code, of a class's methods, of a plain constant; nothing for anything else."""
+    """Text of a function's code, of a class's methods, of constants and tables of these; nothing for anything else."""
     if depth > _DEEPEST:  # a function may hold itself
         return
     if isinstance(value, functools.partial):
         yield from _pieces(value.func, module, depth + 1)
-        yield repr([_constant(a) for a in value.args])
+        yield repr([_constant(a) for a in (*value.args, value.keywords)])
     elif isinstance(value, classmethod | staticmethod | types.MethodType):
         yield from _pieces(value.__func__, module, depth + 1)
     elif isinstance(value, property):
@@ -140,7 +145,7 @@ def _pieces(value: Any, module: str, depth: int = 0) -> Iterator[str]:
     elif isinstance(value, types.FunctionType):
         yield f"{value.__module__}.{value.__qualname__}"
         yield _code(value.__code__)
-        yield repr([_constant(d) for d in value.__defaults__ or ()])
+        yield repr([_constant(d) for d in (*(value.__defaults__ or ()), value.__kwdefaults__)])
         for cell in value.__closure__ or ():
             with contextlib.suppress(ValueError):  # a cell that is empty
                 yield from _pieces(cell.cell_contents, module, depth + 1)
@@ -151,6 +156,15 @@ def _pieces(value: Any, module: str, depth: int = 0) -> Iterator[str]:
                 yield from (f"{name}:{piece}" for piece in _pieces(member, module, 1))
     elif isinstance(inner := getattr(value, "__wrapped__", None), types.FunctionType):  # under jit and the like
         yield from _pieces(inner, module, depth + 1)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _pieces(part, module, depth + 1)
+    elif isinstance(value, dict):
+        for name in sorted(value, key=repr):
+            yield str(_constant(name))
+            yield from _pieces(value[name], module, depth + 1)
+    elif isinstance(value, np.ndarray) and value.dtype.kind != "O":
+        yield f"{value.dtype}{value.shape}{hashlib.sha256(value.tobytes()).hexdigest()}"
     elif (constant := _constant(value)) is not None:
         yield constant
 
@@ -164,9 +178,11 @@ def _constant(value: Any) -> str | None:
     """Text of a constant, the same in every process; None for an object, whose text may hold its address."""
     if isinstance(value, types.CodeType):
         return _code(value)
-    if isinstance(value, tuple | frozenset):
+    if isinstance(value, dict):
+        return str({str(_constant(name)): _constant(value[name]) for name in sorted(value, key=repr)})
+    if isinstance(value, tuple | list | set | frozenset):
         parts = [str(_constant(part)) for part in value]
-        return str(parts if isinstance(value, tuple) else sorted(parts))
+        return str(parts if isinstance(value, tuple | list) else sorted(parts))
     simple = (str, bytes, int, float, complex, type(None), type(...))
     return repr(value) if isinstance(value, simple) else None
 
