@@ -91,7 +91,7 @@ def _masked_sum(
         return None
     rows = jnp.moveaxis(operand, axes[0], 0)
     count, width = rows.shape[0], rows.shape[1:]
-    if tuple(updates.shape[a] for a in window) != width or not operand.size > 0 or count * index.size > LARGEST:
+    if tuple(updates.shape[a] for a in window) != width or not operand.size or count * index.size > LARGEST:
         return None
     scattered = [a for a in range(updates.ndim) if a not in window]
     added = jnp.transpose(updates, (*scattered, *window)).reshape(-1, *width)
