@@ -21,9 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-SAME_NETWORK = {"torso": "mlp", "hidden": "64,64", "activation": "tanh", "layer_norm": "false"}
-SAME_WORK = {**SAME_NETWORK, "normalise_obs": "false", "normalise_reward": "false"}
-OWN = ("ppo", "sv-static", "sv-dynamic", "all", "simulator")
+SAME_WORK = {"torso": "mlp", "hidden": "64,64", "activation": "tanh", "layer_norm": "false"}
+SAME_WORK |= {"normalise_obs": "false", "normalise_reward": "false"}
 SHORT_START = {"warmup_steps": 10}  # one round of warm-up and not a hundred: the program is the same
 
 
@@ -67,16 +66,13 @@ def read(description: str) -> tuple[str, str, int, list[str], dict[str, Any]]:
 
 def check(options: argparse.Namespace, description: str) -> None:
     """Raise where a contender cannot do the work, or would do another."""
-    from nextpolicy import presets
-    from nextpolicy.bench import peers
+    from nextpolicy.bench import main as bench
 
     env, _, members, names, fields = read(description)
-    presets.build(env, **fields)
     for name in names:
-        if name == "purejaxrl":
-            peers.check_purejaxrl(options.purejaxrl, env, fields)
-        elif name not in OWN or (name == "all" and members % 3):
-            raise ValueError(f"work: got {description}, takes of {', '.join(OWN)}; all takes a multiple of 3 members")
+        if name not in (*bench.OWN, "purejaxrl"):
+            raise ValueError(f"work: got {description}, takes contenders of {', '.join(bench.OWN)}, purejaxrl")
+        bench.check(name, bench.Work(env, members, fields), options)
 
 
 def conduct(options: argparse.Namespace) -> list[str]:
@@ -126,20 +122,11 @@ def work(options: argparse.Namespace, description: str) -> None:
 
 def compiled(options: argparse.Namespace, description: str) -> tuple[list[Any], dict[str, int]]:
     """The contenders, with all compiled that they will run, and how many rounds each is to do in a turn."""
-    from nextpolicy.bench import contenders, peers
-    from nextpolicy.bench.measure import lengths
+    from nextpolicy.bench import main as bench
 
     env, _, members, names, fields = read(description)
-    made = []
-    for name in names:
-        if name == "purejaxrl":
-            made.append(peers.purejaxrl(options.purejaxrl, env, members, fields))
-        elif name == "simulator":
-            made.append(contenders.simulator(env, members, fields))
-        else:
-            algo = "ppo,sv-static,sv-dynamic" if name == "all" else name
-            made.append(contenders.ours(env, algo, members, fields))
-    return made, lengths(made, options.seconds)
+    made = [bench.make(name, bench.Work(env, members, fields), options) for name in names]
+    return made, bench.lengths(made, options.seconds)
 
 
 if __name__ == "__main__":

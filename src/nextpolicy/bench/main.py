@@ -47,11 +47,11 @@ def main(arguments: list[str], parser_class: Any, parse: Callable[..., Any]) -> 
     """Measure and print; `--out` keeps every number as JSON."""
     options = parse(_parser(parser_class), arguments)
     names = options.contenders.split(",")
-    unknown = [n for n in names if n not in OWN + PEERS or names.count(n) > 1]
-    if unknown and unknown[0] in OWN + PEERS:
-        raise ConfigError(f"contenders: got {unknown[0]!r} twice, takes each once")
-    if unknown:
-        raise ConfigError(f"contenders: got {unknown[0]!r}, takes of {', '.join(OWN + PEERS)}")
+    for name in names:
+        if name not in OWN + PEERS:
+            raise ConfigError(f"contenders: got {name!r}, takes of {', '.join(OWN + PEERS)}")
+        if names.count(name) > 1:
+            raise ConfigError(f"contenders: got {name!r} twice, takes each once")
     if options.out and Path(options.out).exists():
         raise ConfigError(f"out: {options.out} exists, takes a new file; nothing was written")
     if options.out and not Path(options.out).absolute().parent.is_dir():
@@ -64,7 +64,7 @@ def main(arguments: list[str], parser_class: Any, parse: Callable[..., Any]) -> 
     works = parse_works(options.work, options.members, options.num_envs, options.set)
     for work in works:
         for name in names:
-            _check(name, work, options)
+            check(name, work, options)
     kept: dict[str, Any] = {"rows": [], "until_return": [], "failed": [], "about": describe_machine()}
     with _shared_programs():
         for work, made, rounds in _prepared(works, names, options, kept["failed"]):
@@ -138,7 +138,7 @@ def _pythons(pairs: list[str]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
-def _check(name: str, work: Work, options: Any) -> None:
+def check(name: str, work: Work, options: Any) -> None:
     """Raise before anything is compiled where a contender cannot do the work."""
     presets.build(work.env, **work.fields)
     if name == "purejaxrl":
@@ -151,7 +151,8 @@ def _check(name: str, work: Work, options: Any) -> None:
         raise ConfigError(f"all: got {work.members} members, takes a multiple of 3: one third for each algorithm")
 
 
-def _make(name: str, work: Work, options: Any) -> Contender:
+def make(name: str, work: Work, options: Any) -> Contender:
+    """A contender, ready to do rounds of the work."""
     where = (work.env, work.members, work.fields)
     if name == "simulator":
         return contenders.simulator(*where)
@@ -173,7 +174,7 @@ def _prepared(works: list[Work], names: list[str], options: Any, failed: list[st
     def prepare(work: Work) -> tuple[list[Contender], dict[str, int]]:
         made: list[Contender] = []
         try:
-            made += [_make(name, work, options) for name in names]
+            made += [make(name, work, options) for name in names]
             return made, lengths(made, options.seconds)
         except Exception:
             _close(made)
