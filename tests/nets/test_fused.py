@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -96,6 +97,28 @@ def test_members_keep_to_themselves() -> None:
         np.testing.assert_array_equal(together[member], alone)
 
 
+def test_several_networks_side_by_side_are_what_each_is_alone() -> None:
+    networks = [network((11, 32, 16, 5)), jax.tree.map(lambda a: -0.7 * a, network((11, 32, 16, 1)))]
+    x = jnp.asarray(np.random.default_rng(4).normal(size=(3, 30, 11)), jnp.float32)
+    weights = [jnp.asarray(np.random.default_rng(5).normal(size=(3, 30, n)), jnp.float32) for n in (5, 1)]
+
+    def together(networks: Any) -> Any:
+        outs = fused.mlps(networks, x, "tanh", interpret=True)
+        return sum(jnp.sum(w * out) for w, out in zip(weights, outs, strict=True)), outs
+
+    def apart(networks: Any) -> Any:
+        outs = [fused.mlp(layers, x, "tanh", interpret=True) for layers in networks]
+        return sum(jnp.sum(w * out) for w, out in zip(weights, outs, strict=True)), outs
+
+    (_, outs), gradients = jax.value_and_grad(together, has_aux=True)(networks)
+    (_, expected), expected_gradients = jax.value_and_grad(apart, has_aux=True)(networks)
+    for got, right in zip(
+        jax.tree.leaves((outs, gradients)), jax.tree.leaves((expected, expected_gradients)), strict=True
+    ):
+        assert got.shape == right.shape
+        np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-4)
+
+
 def test_it_says_which_networks_it_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not fused.supported((64, 64), "tanh", False), "this is not an NVIDIA GPU"
     monkeypatch.setattr(fused, "_tensor_cores", lambda: True)
@@ -114,9 +137,8 @@ def test_the_built_networks_are_those_flax_builds(action: Any, monkeypatch: pyte
     spec, config = EnvSpec("x", (2, 3), action, np.float32), NetConfig(torso="mlp", hidden=(32, 32))
     plain = build.build(spec, config)
     monkeypatch.setattr(build, "_fuses", lambda spec, config: True)
-    interpreted = lambda layers, x, activation: _mlp(layers, x, activation, interpret=True)  # noqa: E731
-    _mlp = fused.mlp
-    monkeypatch.setattr(fused, "mlp", interpreted)
+    _mlps = fused.mlps
+    monkeypatch.setattr(fused, "mlps", lambda layers, x, activation: _mlps(layers, x, activation, interpret=True))
     quick = build.build(spec, config)
     params = plain.init(jax.random.key(0))
     obs = jax.random.normal(jax.random.key(1), (4, 5, 2, 3))
@@ -125,11 +147,17 @@ def test_the_built_networks_are_those_flax_builds(action: Any, monkeypatch: pyte
         assert a.shape == b.shape
         np.testing.assert_allclose(a, b, atol=0.03)
         assert not np.array_equal(a, b) or float(jnp.ptp(a)) == 0, "the fused network was not used"
+    assert plain.at_once is None
+    assert quick.at_once is not None
+    for n, pair in ((plain, pairs[0]), (quick, pairs[1])):
+        for a, b in zip(jax.tree.leaves(n.both(params, None)(obs)), jax.tree.leaves(pair), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    own = build.build(spec, config, critic=nn.Dense(1))
+    assert own.at_once is None, "a caller's module is not ours to fuse"
 
 
 def test_the_kernels_lower_for_nvidia_gpus() -> None:
     layers, x = network((11, 256, 256, 3), members=2), jnp.zeros((2, 128, 11))
-    loss = lambda layers, x: jnp.sum(fused.mlp(layers, x, "tanh"))  # noqa: E731
+    loss = lambda layers, x: sum(map(jnp.sum, fused.mlps([layers, layers], x, "tanh")))  # noqa: E731
     text = jax.jit(jax.vmap(jax.grad(loss))).trace(layers, x).lower(lowering_platforms=("cuda",)).as_text()
-    assert "mlp_forward" in text
-    assert "mlp_backward" in text
+    assert text.count("mlp_forward") == text.count("mlp_backward") > 0

@@ -19,6 +19,9 @@ from nextpolicy.types import Array, Params, PolicySnapshot, RunningStats
 _SMALLEST = {"small-cnn": 3, "nature": 36, "impala": 1}  # sides of an image that their convolutions leave anything of
 
 
+Both = Callable[[Params, RunningStats | None], Callable[[Array], tuple[heads.Distribution, Array]]]
+
+
 class Networks(NamedTuple):
     """An actor and a critic as pure functions.
 
@@ -30,6 +33,16 @@ class Networks(NamedTuple):
     init: Callable[[Array], Params]  # key -> {"actor": ..., "critic": ...}
     policy: Callable[[PolicySnapshot], Callable[[Array], heads.Distribution]]
     value: Callable[[Params, RunningStats | None], Callable[[Array], Array]]
+    at_once: Both | None = None  # where one computation of both is faster than two
+
+    def both(
+        self, params: Params, obs_stats: RunningStats | None
+    ) -> Callable[[Array], tuple[heads.Distribution, Array]]:
+        """A function of raw observations that gives the distribution and the value."""
+        if self.at_once is not None:
+            return self.at_once(params, obs_stats)
+        policy, value = self.policy(PolicySnapshot(params["actor"], obs_stats)), self.value(params, obs_stats)
+        return lambda obs: (policy(obs), value(obs))
 
 
 class _Stack(nn.Module):
@@ -61,9 +74,7 @@ def build(
     shared = config.shared_torso and actor is None and critic is None
     prepare = _reader(spec)
     fuse = not shared and _fuses(spec, config)
-    run = (
-        partial(_run_fused, len(spec.obs_shape), config) if fuse else lambda module, params, x: module.apply(params, x)
-    )
+    run = partial(_run_fused, spec, config) if fuse else lambda module, params, x: module.apply(params, x)
 
     def init(key: Array) -> Params:
         key_actor, key_critic = jax.random.split(key)
@@ -87,7 +98,11 @@ def build(
 
         return _tabulated(apply, spec)
 
-    return Networks(init, policy, value)
+    def at_once(params: Params, obs_stats: RunningStats | None) -> Callable[[Array], Any]:
+        networks = [(actor_module, params["actor"]), (critic_module, params["critic"])]
+        return lambda obs: tuple(_run_all_fused(spec, config, networks, prepare(obs, obs_stats)))
+
+    return Networks(init, policy, value, at_once if fuse and actor is None and critic is None else None)
 
 
 def _fuses(spec: EnvSpec, config: NetConfig) -> bool:
@@ -100,17 +115,27 @@ def _fuses(spec: EnvSpec, config: NetConfig) -> bool:
     return fused.supported(config.hidden, config.activation, config.layer_norm)
 
 
-def _run_fused(obs_rank: int, config: NetConfig, module: nn.Module, params: Params, x: Array) -> Any:
+def _run_fused(spec: EnvSpec, config: NetConfig, module: nn.Module, params: Params, x: Array) -> Any:
     """`module.apply(params, x)` by the fused kernels, for a `_Stack` of ours; a caller's module runs as it is."""
-    from nextpolicy.nets import fused
-
     if not isinstance(module, _Stack):
         return module.apply(params, x)
-    torso, head = params["params"]["torso"], params["params"]["head"]
-    dense = [*(torso[f"Dense_{i}"] for i in range(len(config.hidden))), head["Dense_0"]]
-    flat = x.reshape((*x.shape[: x.ndim - obs_rank], -1))
-    out = fused.mlp([(layer["kernel"], layer["bias"]) for layer in dense], flat, config.activation)
-    return module.head.read(out, head)
+    return _run_all_fused(spec, config, [(module, params)], x)[0]
+
+
+def _run_all_fused(spec: EnvSpec, config: NetConfig, networks: list[tuple[Any, Params]], x: Array) -> list[Any]:
+    """`module.apply(params, x)` of each `_Stack` of ours, by the same kernels side by side."""
+    from nextpolicy.nets import fused
+
+    def layers(params: Params) -> list[tuple[Array, Array]]:
+        torso, head = params["params"]["torso"], params["params"]["head"]
+        dense = [*(torso[f"Dense_{i}"] for i in range(len(config.hidden))), head["Dense_0"]]
+        return [(layer["kernel"], layer["bias"]) for layer in dense]
+
+    flat = x.reshape((*x.shape[: x.ndim - len(spec.obs_shape)], -1))
+    outs = fused.mlps([layers(params) for _, params in networks], flat, config.activation)
+    return [
+        module.head.read(out, params["params"]["head"]) for (module, params), out in zip(networks, outs, strict=True)
+    ]
 
 
 def _features(module: nn.Module, params: Params, obs: Array) -> Array:

@@ -58,6 +58,24 @@ def mlp(layers: Layers, x: Array, activation: str, interpret: bool = False) -> A
     return _apply((activation, interpret), padded, rows)[:samples, :actions].reshape(*lead, actions)
 
 
+def mlps(networks: list[Layers], x: Array, activation: str, interpret: bool = False) -> list[Array]:
+    """`mlp` of several networks with the same hidden layers on the same inputs, by the same kernels, side by side.
+
+    For a small population that fills the GPU better than one after the other, with half as many kernels to start.
+    """
+    if len(networks) == 1:
+        return [mlp(networks[0], x, activation, interpret)]
+    widths = [layers[-1][0].shape[-1] for layers in networks]
+    widest = max(widths)
+    alike = [
+        [*layers[:-1], (_pad(layers[-1][0], (0, widest - width)), _pad(layers[-1][1], (widest - width,)))]
+        for layers, width in zip(networks, widths, strict=True)
+    ]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *alike)
+    out = jax.vmap(lambda layers: mlp(layers, x, activation, interpret))(stacked)
+    return [out[i, ..., :width] for i, width in enumerate(widths)]
+
+
 def _pad(x: Array, after: tuple[int, ...]) -> Array:
     return jnp.pad(x, [(0, n) for n in after]) if any(after) else x
 

@@ -119,8 +119,7 @@ def improve(
 
 def objective(setup: Setup, hypers: Hypers, agent: Agent, params: Params, sample: _Sample) -> tuple[Array, Metrics]:
     """- clipped surrogate - entropy bonus + value loss, on one minibatch; the ratio is beta_theta / beta_k."""
-    dist = setup.networks.policy(PolicySnapshot(params["actor"], agent.obs_stats))(sample.obs)
-    value = setup.networks.value(params, agent.obs_stats)(sample.obs)
+    dist, value = setup.networks.both(params, agent.obs_stats)(sample.obs)
     log_ratio = dist.log_prob(sample.action) - sample.behaviour_log_prob
     ratio = jnp.exp(log_ratio)
     mean = lambda x: _share_of_mean(setup, x, sample.valid)  # noqa: E731
