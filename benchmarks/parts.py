@@ -1,4 +1,5 @@
-"""Where a round goes: collecting, evaluating the target, the gradient steps, all of learning, each timed on its own.
+"""Where a round goes: collecting, evaluating the target, the gradient steps, all of learning, each timed on its own,
+and the whole of it as training runs it.
 
     python benchmarks/parts.py brax/hopper:36 brax/hopper:36:compute_dtype=bfloat16
     python benchmarks/parts.py gymnax/Breakout-MinAtar:16:torso=mlp:hidden=64,64 --kernels 15
@@ -22,39 +23,47 @@ import jax
 import jax.numpy as jnp
 
 from nextpolicy import presets
-from nextpolicy.run.training import make_job
+from nextpolicy.run.training import Job, make_job
 from nextpolicy.train.device_loop import member_init
 from nextpolicy.train.rollout import collect
 from nextpolicy.train.update import evaluate_target, improve, learn_round
+
+PARTS = ("collect", "evaluate", "improve", "learn", "round")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", nargs="+", help="ENV:MEMBERS[:FIELD=VALUE...]")
-    parser.add_argument("--only", nargs="+", help="of collect, evaluate, improve, learn")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--kernels", type=int, default=0, metavar="K")
     parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args()
     for work in options.work:
         env, members, *pairs = work.split(":")
         print(f"{work}  ({jax.devices()[0].device_kind}, JAX {jax.__version__})", flush=True)
-        time_parts(env, int(members), dict(pair.split("=", 1) for pair in pairs), options)
+        job = make_job(
+            presets.build(env, algo="sv-dynamic", seeds=int(members), **dict(p.split("=", 1) for p in pairs))
+        )
+        if set(options.only) - {"round"}:
+            time_parts(job, options)
+        if "round" in options.only:
+            time_round(job, options)
         jax.clear_caches()
 
 
-def time_parts(env: str, members: int, fields: dict[str, Any], options: argparse.Namespace) -> None:
+def time_parts(job: Job, options: argparse.Namespace) -> None:
     """Compile, run and print each part; the later ones work on what the earlier ones returned."""
-    job = make_job(presets.build(env, algo="sv-dynamic", seeds=members, **fields))
     setup, hypers = job.setup, jax.tree.map(jnp.asarray, job.hypers)
     state = jax.jit(jax.vmap(lambda h, s: member_init(setup, h, s)))(hypers, jnp.asarray(job.seeds))
+    last = max(PARTS.index(name) for name in options.only if name != "round")
 
     def part(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        if PARTS.index(name) > last:
+            return None  # neither asked for nor needed by what was
         compiled = jax.jit(jax.vmap(function)).lower(*arguments).compile()
         result = jax.block_until_ready(compiled(*arguments))
-        if options.only is None or name in options.only:
-            print(f"  {name:<10}{1e3 * seconds(compiled, arguments, options.repeats):9.2f} ms", flush=True)
-            if options.kernels:
-                print(kernels(compiled, arguments, options.kernels), flush=True)
+        if name in options.only:
+            tell(name, lambda: compiled(*arguments), options)
         return result
 
     _, rollout, episodes = part(
@@ -71,23 +80,43 @@ def time_parts(env: str, members: int, fields: dict[str, Any], options: argparse
     part("learn", learn, hypers, state, rollout, episodes)
 
 
-def seconds(compiled: Callable[..., Any], arguments: tuple[Any, ...], repeats: int) -> float:
+def time_round(job: Job, options: argparse.Namespace) -> None:
+    """Print a whole round, by the program that training runs."""
+    program = job.program()
+    state = [program.init(jnp.asarray(job.seeds))]
+
+    def one_round() -> Any:
+        state[0], metrics, _ = program.block(state[0], 1)
+        return metrics
+
+    jax.block_until_ready(one_round())
+    tell("round", one_round, options)
+
+
+def tell(name: str, call: Callable[[], Any], options: argparse.Namespace) -> None:
+    """Print how long a call takes, and its kernels where they are asked for."""
+    print(f"  {name:<10}{1e3 * seconds(call, options.repeats):9.2f} ms", flush=True)
+    if options.kernels:
+        print(kernels(call, options.kernels), flush=True)
+
+
+def seconds(call: Callable[[], Any], repeats: int) -> float:
     """Median over three of the mean time of a call."""
     times = []
     for _ in range(3):
         started = time.perf_counter()
         for _ in range(repeats):
-            result = compiled(*arguments)
+            result = call()
         jax.block_until_ready(result)
         times.append((time.perf_counter() - started) / repeats)
     return statistics.median(times)
 
 
-def kernels(compiled: Callable[..., Any], arguments: tuple[Any, ...], count: int) -> str:
+def kernels(call: Callable[[], Any], count: int) -> str:
     """The kernels of one call that take the most time, as the profiler names them."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
-            jax.block_until_ready(compiled(*arguments))
+            jax.block_until_ready(call())
         files = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
         data = jax.profiler.ProfileData.from_file(files[0])
     total: dict[str, float] = defaultdict(float)
