@@ -21,15 +21,14 @@ from nextpolicy.core import minibatch
 def test_each_epoch_is_a_permutation(seed, size, minibatches, epochs):
     batch_size = size * minibatches
     got = np.asarray(minibatch.indices(jax.random.key(seed), batch_size, epochs, minibatches))
-    assert got.shape == (epochs * minibatches, size)
+    assert got.shape == (epochs, minibatches, size)
     for epoch in got.reshape(epochs, -1):
         assert sorted(epoch) == list(range(batch_size))
 
 
 def test_samples_mix_between_epochs_one_by_one():
     minibatches, size = 8, 32
-    got = np.asarray(minibatch.indices(jax.random.key(0), minibatches * size, 2, minibatches))
-    first, second = got[:minibatches], got[minibatches:]
+    first, second = np.asarray(minibatch.indices(jax.random.key(0), minibatches * size, 2, minibatches))
     shared = np.array([[len(np.intersect1d(a, b)) for b in second] for a in first])
     # Independent permutations share size / minibatches = 4 of 32 on average (hypergeometric, standard deviation
     # 1.75); moving whole minibatches about, the classical mistake, would share all 32 or none.
@@ -41,7 +40,7 @@ def test_samples_mix_between_epochs_one_by_one():
 
 @pytest.mark.parametrize("size", [2**16 - 1, 2**16, 2**16 + 1])
 def test_large_batches_are_permuted_too(size):
-    first, second = np.asarray(minibatch.indices(jax.random.key(0), size, 2, 1))
+    first, second = np.asarray(minibatch.indices(jax.random.key(0), size, 2, 1)).reshape(2, size)
     assert np.array_equal(np.sort(first), np.arange(size))
     assert np.array_equal(np.sort(second), np.arange(size))
     assert np.mean(first == second) < 0.001
@@ -58,7 +57,7 @@ def test_the_key_decides():
 def test_inside_jit_and_vmap():
     draw = jax.jit(jax.vmap(lambda key: minibatch.indices(key, 12, 2, 3)))
     got = np.asarray(draw(jax.random.split(jax.random.key(0), 5)))
-    assert got.shape == (5, 6, 4)
+    assert got.shape == (5, 2, 3, 4)
     assert np.all(np.sort(got.reshape(5, 2, 12)) == np.arange(12))
     assert np.any(got[0] != got[1])
 
@@ -67,8 +66,8 @@ def test_flatten_and_take_pick_the_very_samples():
     batch = {"obs": jnp.arange(24.0).reshape(3, 4, 2), "reward": jnp.arange(12).reshape(3, 4), "absent": None}
     flat = minibatch.flatten(batch)
     assert (flat["obs"].shape, flat["reward"].shape, flat["absent"]) == ((12, 2), (12,), None)
-    index = minibatch.indices(jax.random.key(3), 12, 1, 3)
-    for row in index:
+    [epoch] = minibatch.indices(jax.random.key(3), 12, 1, 3)
+    for row in epoch:
         got = minibatch.take(flat, row)
         np.testing.assert_array_equal(got["reward"], row)
         np.testing.assert_array_equal(got["obs"], np.asarray(batch["obs"])[row // 4, row % 4])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -169,9 +170,12 @@ class WrittenPPO:
         )
 
 
+@pytest.mark.parametrize("as_one_vector", [False, True], ids=["as-it-is", "one-vector"])
 @pytest.mark.parametrize("kind", ["categorical", "gaussian"])
-def test_with_the_gate_open_a_round_is_ppo(x64: None, kind: str) -> None:
+def test_with_the_gate_open_a_round_is_ppo(x64: None, kind: str, as_one_vector: bool) -> None:
     setup = setup_of(kind, learning_rate_final=1e-4, value_clip=0.15, max_grad_norm=0.4)
+    if as_one_vector:  # as where the networks run fused
+        setup = replace(setup, networks=setup.networks._replace(at_once=setup.networks.both))
     hypers = hypers_of(setup)
     agent = init_agent(setup, jax.random.key(3))
     numbers = setup.config.ppo
@@ -185,9 +189,9 @@ def test_with_the_gate_open_a_round_is_ppo(x64: None, kind: str) -> None:
         order = minibatch.indices(jax.random.split(jax.random.clone(agent.key))[1], T * N, 2, 2)
         agent, metrics = learn(agent, data)
         assert bool(metrics["accepted"])
-        ppo.round(index, data, np.asarray(order))
+        ppo.round(index, data, np.asarray(order).reshape(4, -1))
         assert_close(agent.params, ppo.params, rtol=1e-10, atol=1e-12)
-        norms = [np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(g))) for g in ppo.grads[-len(order) :]]
+        norms = [np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(g))) for g in ppo.grads[-4:]]
         np.testing.assert_allclose(metrics["grad_norm"], np.mean(norms), rtol=1e-10)
         clipped.append(float(metrics["clip_fraction"]))
     assert max(clipped) > 0, "no ratio was ever clipped: the test says nothing about the clip"
@@ -201,8 +205,10 @@ def test_the_gradient_is_ppos(x64: None, kind: str) -> None:
     data = make_rollout(setup, agent, seed=7)
     moved = jax.tree.map(lambda x: x + 0.05 * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), agent.params)
     targets = update.evaluate_target(setup, hypers, agent, data, data.behaviour_log_prob)
-    sample = minibatch.flatten(update._Sample(data.obs, data.action, data.behaviour_log_prob, *targets[:3], data.valid))
-    grads, _ = jax.grad(lambda p: update.objective(setup, hypers, agent, p, sample), has_aux=True)(moved)
+    obs, sample = minibatch.flatten(
+        (data.obs, update._Sample(data.action, data.behaviour_log_prob, *targets[:3], data.valid))
+    )
+    grads, _ = jax.grad(lambda p: update.objective(setup, hypers, agent, p, obs, sample), has_aux=True)(moved)
     value, advantage, y = written_gae(hypers, agent.params, data)
     flat = [np.asarray(x).reshape(T * N, *np.shape(x)[2:]) for x in (*data[:1], data.action, data.behaviour_log_prob)]
     flat += [x.reshape(-1) for x in (value, y, advantage / (advantage.std() + 1e-8))]
@@ -427,10 +433,11 @@ def test_the_masked_gradient_is_that_of_the_valid_samples(x64: None) -> None:
     valid = np.random.default_rng(0).random((T, N)) < 0.7
     targets = update.evaluate_target(setup, hypers, agent, data, data.behaviour_log_prob)
     sample = minibatch.flatten(
-        update._Sample(data.obs, data.action, data.behaviour_log_prob, *targets[:3], jnp.asarray(valid))
+        (data.obs, update._Sample(data.action, data.behaviour_log_prob, *targets[:3], jnp.asarray(valid)))
     )
-    kept = jax.tree.map(lambda x: x[valid.reshape(-1)], sample)._replace(valid=None)
-    gradient = jax.grad(lambda p, s: update.objective(setup, hypers, agent, p, s), has_aux=True)
+    obs, kept = jax.tree.map(lambda x: x[valid.reshape(-1)], sample)
+    kept = (obs, kept._replace(valid=None))
+    gradient = jax.grad(lambda p, batch: update.objective(setup, hypers, agent, p, *batch), has_aux=True)
     assert_close(gradient(agent.params, sample), gradient(agent.params, kept), rtol=1e-10, atol=1e-14)
 
 

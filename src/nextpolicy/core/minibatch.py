@@ -1,4 +1,4 @@
-"""Minibatches as indices: a permutation per epoch and a gather per gradient step, never a shuffled copy."""
+"""Minibatches as indices: a permutation per epoch, and gathers by it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from nextpolicy.types import Array, PyTree
 
 
 def indices(key: Array, batch_size: int, epochs: int, minibatches: int) -> Array:
-    """[epochs * minibatches, batch_size / minibatches] sample numbers; each epoch permutes them all afresh."""
+    """[epochs, minibatches, batch_size / minibatches] sample numbers; each epoch permutes them all afresh."""
     check.whole("batch_size", batch_size)
     check.whole("epochs", epochs)
     if not isinstance(minibatches, int) or minibatches < 1 or batch_size % minibatches:
         raise ValueError(f"minibatches: got {minibatches}, takes a divisor of the batch size, which is {batch_size}")
-    return _permutations(key, epochs, batch_size).reshape(epochs * minibatches, -1)
+    return _permutations(key, epochs, batch_size).reshape(epochs, minibatches, -1)
 
 
 def _permutations(key: Array, count: int, size: int) -> Array:

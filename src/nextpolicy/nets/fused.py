@@ -55,7 +55,10 @@ def mlp(layers: Layers, x: Array, activation: str, interpret: bool = False) -> A
     padded = list(layers)
     padded[0] = (_pad(padded[0][0], (_excess(x.shape[-1]), 0)), padded[0][1])
     padded[-1] = (_pad(padded[-1][0], (0, _excess(actions))), _pad(padded[-1][1], (_excess(actions),)))
-    return _apply((activation, interpret), padded, rows)[:samples, :actions].reshape(*lead, actions)
+    weights, biases = zip(*padded, strict=True)
+    return _apply((activation, interpret), list(weights), jnp.concatenate(biases), rows)[:samples, :actions].reshape(
+        *lead, actions
+    )
 
 
 def mlps(networks: list[Layers], x: Array, activation: str, interpret: bool = False) -> list[Array]:
@@ -72,7 +75,12 @@ def mlps(networks: list[Layers], x: Array, activation: str, interpret: bool = Fa
         for layers, width in zip(networks, widths, strict=True)
     ]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *alike)
-    out = jax.vmap(lambda layers: mlp(layers, x, activation, interpret))(stacked)
+    # The first layers' gradients are products with the same x. To make one product of them takes turning dz_1 round,
+    # to make one for each takes a copy of x for each: whichever is the smaller.
+    copied = x.shape[-1] <= networks[0][0][0].shape[-1]
+    inputs = jnp.broadcast_to(x.astype(jnp.bfloat16), (len(networks), *x.shape)) if copied else x
+    run = lambda layers, x: mlp(layers, x, activation, interpret)  # noqa: E731
+    out = jax.vmap(run, in_axes=(0, 0 if copied else None))(stacked, inputs)
     return [out[i, ..., :width] for i, width in enumerate(widths)]
 
 
@@ -95,49 +103,49 @@ Static = tuple[str, bool]  # activation, interpret
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _apply(static: Static, layers: Layers, x: Array) -> Array:
-    return _forward(static, _narrow(layers), x, keep=False)[0]
+def _apply(static: Static, weights: list[Array], bias: Array, x: Array) -> Array:
+    return _forward(static, _narrow(weights), bias, x, keep=False)[0]
 
 
-def _apply_and_keep(static: Static, layers: Layers, x: Array) -> tuple[Array, tuple[Layers, list[Array]]]:
-    narrow = _narrow(layers)
-    out, *hidden = _forward(static, narrow, x, keep=True)
+def _apply_and_keep(static: Static, weights: list[Array], bias: Array, x: Array) -> tuple[Array, Any]:
+    narrow = _narrow(weights)
+    out, *hidden = _forward(static, narrow, bias, x, keep=True)
     return out, (narrow, [x, *hidden])
 
 
-def _gradients(static: Static, kept: tuple[Layers, list[Array]], d_out: Array) -> tuple[Layers, Array]:
-    layers, inputs = kept
-    d_z, sums = _backward(static, layers, inputs[1:], d_out)
+def _gradients(static: Static, kept: tuple[list[Array], list[Array]], d_out: Array) -> tuple[list[Array], Array, Array]:
+    weights, inputs = kept
+    d_z, sums = _backward(static, weights, inputs[1:], d_out)
     product = partial(jnp.matmul, preferred_element_type=jnp.float32)
     d_weights = [product(h.T, d) for h, d in zip(inputs, [*d_z, d_out.astype(jnp.bfloat16)], strict=True)]
-    d_x = product(d_z[0], layers[0][0].T).astype(inputs[0].dtype)  # where nobody asks for it, it costs nothing
-    return list(zip(d_weights, (jnp.sum(s, axis=(0, 1)) for s in sums), strict=True)), d_x
+    d_x = product(d_z[0], weights[0].T).astype(inputs[0].dtype)  # where nobody asks for it, it costs nothing
+    return d_weights, jnp.sum(sums, axis=(0, 1)), d_x
 
 
 _apply.defvjp(_apply_and_keep, _gradients)
 
 
-def _narrow(layers: Layers) -> Layers:
-    return [(w.astype(jnp.bfloat16), b) for w, b in layers]
+def _narrow(weights: list[Array]) -> list[Array]:
+    return [w.astype(jnp.bfloat16) for w in weights]
 
 
-def _forward(static: Static, layers: Layers, x: Array, keep: bool) -> list[Array]:
+def _forward(static: Static, weights: list[Array], bias: Array, x: Array, keep: bool) -> list[Array]:
     """[out, h_1, ..., h_{L-1}], or [out] alone."""
-    outputs = [jax.ShapeDtypeStruct((x.shape[0], layers[-1][0].shape[1]), jnp.float32)]
+    outputs = [jax.ShapeDtypeStruct((x.shape[0], weights[-1].shape[1]), jnp.float32)]
     if keep:
-        outputs += [jax.ShapeDtypeStruct((x.shape[0], w.shape[1]), jnp.bfloat16) for w, _ in layers[:-1]]
-    kernel = partial(_forward_kernel, static, len(layers))
-    return _call(static, "mlp_forward", kernel, [x], [a for layer in layers for a in layer], outputs)
+        outputs += [jax.ShapeDtypeStruct((x.shape[0], w.shape[1]), jnp.bfloat16) for w in weights[:-1]]
+    kernel = partial(_forward_kernel, static, len(weights))
+    return _call(static, "mlp_forward", kernel, [x], [*weights, bias], outputs)
 
 
 def _forward_kernel(static: Static, depth: int, x_ref: Any, *refs: Any) -> None:
-    parameters, (out_ref, *hidden_refs) = refs[: 2 * depth], refs[2 * depth :]
+    weight_refs, bias_ref, (out_ref, *hidden_refs) = refs[:depth], refs[depth], refs[depth + 1 :]
     inputs = [(at, x_ref[:, at]) for at in _chunks(x_ref.shape[1])]
-    for layer in range(depth):
-        w_ref, b_ref = parameters[2 * layer : 2 * layer + 2]
+    first = 0
+    for layer, w_ref in enumerate(weight_refs):
         outputs = []
         for to in _chunks(w_ref.shape[1]):
-            z = sum(triton.dot(h, w_ref[at, to]) for at, h in inputs) + b_ref[to][None]
+            z = sum(triton.dot(h, w_ref[at, to]) for at, h in inputs) + bias_ref[_after(first, to)][None]
             if layer == depth - 1:
                 out_ref[:, to] = z
                 continue
@@ -146,6 +154,12 @@ def _forward_kernel(static: Static, depth: int, x_ref: Any, *refs: Any) -> None:
             if hidden_refs:
                 hidden_refs[layer][:, to] = h
         inputs = outputs
+        first += w_ref.shape[1]
+
+
+def _after(first: int, columns: Any) -> Any:
+    """Those columns of an array of which the first `first` belong to others."""
+    return pl.ds(first + columns.start, columns.size)
 
 
 def _activate(static: Static, z: Array) -> Array:
@@ -156,31 +170,33 @@ def _activate(static: Static, z: Array) -> Array:
     return jnp.tanh(z) if interpret else triton.approx_tanh(z)
 
 
-def _backward(static: Static, layers: Layers, hidden: list[Array], d_out: Array) -> tuple[list[Array], list[Array]]:
-    """[dz_1, ..., dz_{L-1}], and of these and of d_out the sums over each block of samples [blocks, 1, H_l]."""
+def _backward(static: Static, weights: list[Array], hidden: list[Array], d_out: Array) -> tuple[list[Array], Array]:
+    """[dz_1, ..., dz_{L-1}], and of these and of d_out the sums over each block of samples [blocks, 1, sum of H_l]."""
     outputs = [jax.ShapeDtypeStruct(h.shape, jnp.bfloat16) for h in hidden]
-    blocks = d_out.shape[0] // ROWS
-    outputs += [jax.ShapeDtypeStruct((blocks, 1, h.shape[1]), jnp.float32) for h in [*hidden, d_out]]
+    width = sum(h.shape[1] for h in [*hidden, d_out])
+    outputs += [jax.ShapeDtypeStruct((d_out.shape[0] // ROWS, 1, width), jnp.float32)]
     kernel = partial(_backward_kernel, static, len(hidden))
-    results = _call(static, "mlp_backward", kernel, [d_out, *hidden], [w for w, _ in layers[1:]], outputs)
-    return results[: len(hidden)], results[len(hidden) :]
+    *d_z, sums = _call(static, "mlp_backward", kernel, [d_out, *hidden], weights[1:], outputs)
+    return d_z, sums
 
 
 def _backward_kernel(static: Static, depth: int, d_out_ref: Any, *refs: Any) -> None:
     hidden_refs, weight_refs, d_z_refs = (refs[i * depth : (i + 1) * depth] for i in range(3))
-    sum_refs = refs[3 * depth :]
+    sum_ref = refs[3 * depth]
+    first = sum(h.shape[1] for h in hidden_refs)
     gradients = []
     for at in _chunks(d_out_ref.shape[1]):
         d_out = d_out_ref[:, at]
-        sum_refs[depth][0, 0, at] = jnp.sum(d_out, axis=0)
+        sum_ref[0, 0, _after(first, at)] = jnp.sum(d_out, axis=0)
         gradients.append((at, d_out.astype(jnp.bfloat16)))
     for layer in reversed(range(depth)):
+        first -= hidden_refs[layer].shape[1]
         outputs = []
         for to in _chunks(hidden_refs[layer].shape[1]):
             d_h = sum(triton.dot(d, weight_refs[layer][to, at], trans_b=True) for at, d in gradients)
             h = hidden_refs[layer][:, to].astype(jnp.float32)
             d_z = d_h * (1.0 - h * h) if static[0] == "tanh" else jnp.where(h > 0.0, d_h, 0.0)
-            sum_refs[layer][0, 0, to] = jnp.sum(d_z, axis=0)
+            sum_ref[0, 0, _after(first, to)] = jnp.sum(d_z, axis=0)
             d_z_refs[layer][:, to] = d_z.astype(jnp.bfloat16)
             outputs.append((to, d_z.astype(jnp.bfloat16)))
         gradients = outputs

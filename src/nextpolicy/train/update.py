@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from nextpolicy.core import losses, minibatch, returns, running_stats
+from nextpolicy.core import losses, minibatch, one_vector, returns, running_stats
 from nextpolicy.train.rollout import Episodes
 from nextpolicy.train.state import Agent, Hypers, Setup
 from nextpolicy.types import Array, Params, PolicySnapshot, Rollout, Targets
@@ -80,9 +80,8 @@ def evaluate_target(setup: Setup, hypers: Hypers, agent: Agent, rollout: Rollout
 
 
 class _Sample(NamedTuple):
-    """What a gradient step reads of each transition."""
+    """What a gradient step reads of each transition, besides the observation."""
 
-    obs: Array
     action: Array
     behaviour_log_prob: Array
     value: Array
@@ -96,16 +95,19 @@ def improve(
 ) -> tuple[Params, Any, Metrics]:
     """Epochs of minibatch gradient steps on the clipped objective; means of its terms over all steps."""
     config = setup.config.ppo
-    samples = minibatch.flatten(
-        _Sample(rollout.obs, rollout.action, rollout.behaviour_log_prob, *targets[:3], rollout.valid)
+    obs, samples = minibatch.flatten(
+        (rollout.obs, _Sample(rollout.action, rollout.behaviour_log_prob, *targets[:3], rollout.valid))
     )
     index = minibatch.indices(key, setup.local_batch, config.epochs, setup.config.minibatches)
     optimiser = setup.optimiser()
-    gradient = jax.grad(lambda params, sample: objective(setup, hypers, agent, params, sample), has_aux=True)
+    # Fused networks read a narrow copy of the weights, which can as well be taken from one vector.
+    form = one_vector.as_it_is() if setup.networks.at_once is None else one_vector.like(agent.params)
+    loss = lambda params, *batch: objective(setup, hypers, agent, form.unpack(params), *batch)  # noqa: E731
+    gradient = jax.grad(loss, has_aux=True)
 
-    def one_step(carry: tuple[Params, Any], index: Array) -> tuple[tuple[Params, Any], Array]:
-        params, opt_state = carry
-        grads, terms = gradient(params, minibatch.take(samples, index))
+    def one_step(carry: tuple[Params, Any], batch: tuple[Array, _Sample]) -> tuple[tuple[Params, Any], Array]:
+        (params, opt_state), (index, sample) = carry, batch
+        grads, terms = gradient(params, minibatch.take(obs, index), sample)
         grads, terms = (grads, terms) if setup.axis_name is None else jax.lax.pmean((grads, terms), setup.axis_name)
         norm = optax.tree.norm(grads)
         shrink = jnp.minimum(1.0, hypers.max_grad_norm / jnp.maximum(norm, 1e-12))
@@ -113,13 +115,20 @@ def improve(
         params = jax.tree.map(lambda p, d: p - learning_rate * d, params, direction)
         return (params, opt_state), jnp.stack([*(terms[name] for name in TERMS), norm])  # one write instead of six
 
-    (params, opt_state), terms = jax.lax.scan(one_step, (agent.params, agent.opt_state), index)
-    return params, opt_state, dict(zip((*TERMS, "grad_norm"), jnp.mean(terms, axis=0), strict=True))
+    def one_epoch(carry: tuple[Params, Any], index: Array) -> tuple[tuple[Params, Any], Array]:
+        # The small arrays in the epoch's order once: their readers need not look up where each number lies.
+        return jax.lax.scan(one_step, carry, (index, minibatch.take(samples, index)))
+
+    learned, terms = jax.lax.scan(one_epoch, form.pack((agent.params, agent.opt_state)), index)
+    params, opt_state = form.unpack(learned)
+    return params, opt_state, dict(zip((*TERMS, "grad_norm"), jnp.mean(terms, axis=(0, 1)), strict=True))
 
 
-def objective(setup: Setup, hypers: Hypers, agent: Agent, params: Params, sample: _Sample) -> tuple[Array, Metrics]:
+def objective(
+    setup: Setup, hypers: Hypers, agent: Agent, params: Params, obs: Array, sample: _Sample
+) -> tuple[Array, Metrics]:
     """- clipped surrogate - entropy bonus + value loss, on one minibatch; the ratio is beta_theta / beta_k."""
-    dist, value = setup.networks.both(params, agent.obs_stats)(sample.obs)
+    dist, value = setup.networks.both(params, agent.obs_stats)(obs)
     log_ratio = dist.log_prob(sample.action) - sample.behaviour_log_prob
     ratio = jnp.exp(log_ratio)
     mean = lambda x: _share_of_mean(setup, x, sample.valid)  # noqa: E731
