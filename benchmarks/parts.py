@@ -4,8 +4,8 @@ and the whole of it as training runs it.
     python benchmarks/parts.py brax/hopper:36 brax/hopper:36:compute_dtype=bfloat16
     python benchmarks/parts.py gymnax/Breakout-MinAtar:16:torso=mlp:hidden=64,64 --kernels 15
 
-A work is ENV:MEMBERS and then config fields. With `--kernels K` the K kernels that take the most time in each part are
-listed, with how often they ran: what the profiler of the device says about one call.
+A work is ENV[:MEMBERS[:NAME=VALUE...]], as for `nextpolicy bench`. With `--kernels K` the K kernels that take the most
+time in each part are listed, with how often they ran: what the profiler of the device says about one call.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from nextpolicy import presets
+from nextpolicy.bench.main import parse_works
 from nextpolicy.run.training import Job, make_job
 from nextpolicy.train.device_loop import member_init
 from nextpolicy.train.rollout import collect
@@ -33,17 +34,24 @@ PARTS = ("collect", "evaluate", "improve", "learn", "round")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", nargs="+", help="ENV:MEMBERS[:FIELD=VALUE...]")
+    parser.add_argument("work", nargs="+", help="ENV[:MEMBERS[:NAME=VALUE...]]")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--kernels", type=int, default=0, metavar="K")
     parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args()
-    for work in options.work:
-        env, members, *pairs = work.split(":")
-        print(f"{work}  ({jax.devices()[0].device_kind}, JAX {jax.__version__})", flush=True)
-        job = make_job(
-            presets.build(env, algo="sv-dynamic", seeds=int(members), **dict(p.split("=", 1) for p in pairs))
-        )
+    if options.repeats < 1:
+        parser.error(f"repeats: got {options.repeats}, takes a whole number of at least 1")
+    try:
+        works = parse_works(options.work, "1", "", [])
+        jobs = [make_job(presets.build(w.env, algo="sv-dynamic", seeds=w.members, **w.fields)) for w in works]
+    except ValueError as error:
+        parser.error(str(error))
+    for work, job in zip(works, jobs, strict=True):
+        if job.host is not None:
+            parser.error(f"work: got {work.env}, takes an environment that runs inside XLA; see benchmarks/atari.py")
+    for work, job in zip(works, jobs, strict=True):
+        device = f"{jax.devices()[0].device_kind}, JAX {jax.__version__}"
+        print(f"{work.title}, {work.members} members  ({device})", flush=True)
         if set(options.only) - {"round"}:
             time_parts(job, options)
         if "round" in options.only:

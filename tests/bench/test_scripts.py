@@ -1,0 +1,73 @@
+"""The scripts of benchmarks/ do and print what they say, on work of no size, and complain in one line."""
+
+from __future__ import annotations
+
+import csv
+import runpy
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from nextpolicy import presets
+
+SCRIPTS = Path(__file__).parents[2] / "benchmarks"
+TINY = ["num_envs=4", "rollout_length=8", "minibatch_size=16", "hidden=8"]
+WORK = ":".join(["gymnax/CartPole-v1", "2", *TINY])
+
+
+def run(monkeypatch: pytest.MonkeyPatch, script: str, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
+    runpy.run_path(str(SCRIPTS / script), run_name="__main__")
+
+
+def complaint(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], script: str, *arguments: str) -> str:
+    with pytest.raises(SystemExit):
+        run(monkeypatch, script, *arguments)
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_parts_are_those_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with jax.debug_key_reuse(False):  # it does the same thing over and over
+        run(monkeypatch, "parts.py", WORK, "--only", "evaluate", "round", "--repeats", "1")
+    title, *rows = capsys.readouterr().out.splitlines()
+    assert title.startswith("gymnax/CartPole-v1 num_envs=4")
+    assert ", 2 members" in title
+    assert [row.split()[0] for row in rows] == ["evaluate", "round"]
+    assert all(float(row.split()[1]) > 0 and row.endswith(" ms") for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["four-room"], "parts.py: error: environment: got 'four-room', takes a known id; nearest: four-rooms"),
+        (["gymnax/CartPole-v1:x"], "parts.py: error: members: got 'x', takes whole numbers of at least 1"),
+        (["gymnax/CartPole-v1:1:hiden=3"], "parts.py: error: set: got 'hiden=3', takes name=value"),
+        (["gym/CartPole-v1"], "parts.py: error: work: got gym/CartPole-v1, takes an environment that runs inside XLA"),
+        (["gymnax/CartPole-v1", "--repeats", "0"], "parts.py: error: repeats: got 0, takes a whole number"),
+        (["gymnax/CartPole-v1", "--only", "all"], "parts.py: error: argument --only: invalid choice: 'all'"),
+    ],
+)
+def test_parts_says_what_it_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert complaint(monkeypatch, capsys, "parts.py", *arguments).startswith(message)
+
+
+def test_the_same_work_twice_learns_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    gamma = presets.build("gymnax/CartPole-v1").flat()["gamma"]
+    variants = [":".join(TINY), ":".join([*TINY, f"gamma={gamma}"])]  # the second says what the preset says anyway
+    arguments = ["gymnax/CartPole-v1", *variants, "--seeds", "2", "--steps", "640", "--out", str(tmp_path)]
+    run(monkeypatch, "same_learning.py", *arguments)
+    with (tmp_path / "curves-gymnax-CartPole-v1.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    curves = [[(r["seed"], r["episode_return"]) for r in rows if r["variant"] == v] for v in variants]
+    assert curves[0] == curves[1]
+    assert len(curves[0]) == 2 * 50
+    assert "difference     +0.00" in capsys.readouterr().out.splitlines()[-1]
+    assert "takes a folder that exists and has no such file" in complaint(
+        monkeypatch, capsys, "same_learning.py", *arguments
+    )
