@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,17 +26,23 @@ import jax.numpy as jnp
 from nextpolicy import presets
 from nextpolicy.bench.main import parse_works
 from nextpolicy.run.training import Job, make_job
-from nextpolicy.train.device_loop import member_init
+from nextpolicy.train.device_loop import member_init, over_members, population_mode
 from nextpolicy.train.rollout import collect
 from nextpolicy.train.update import evaluate_target, improve, learn_round
 
-PARTS = ("collect", "evaluate", "improve", "learn", "round")
+NEEDS = {
+    "collect": (),
+    "evaluate": ("collect",),
+    "improve": ("collect", "evaluate"),
+    "learn": ("collect",),
+    "round": (),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", nargs="+", help="ENV[:MEMBERS[:NAME=VALUE...]]")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--only", nargs="+", choices=NEEDS, default=list(NEEDS))
     parser.add_argument("--kernels", type=int, default=0, metavar="K")
     parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args()
@@ -63,12 +70,13 @@ def time_parts(job: Job, options: argparse.Namespace) -> None:
     """Compile, run and print each part; the later ones work on what the earlier ones returned."""
     setup, hypers = job.setup, jax.tree.map(jnp.asarray, job.hypers)
     state = jax.jit(jax.vmap(lambda h, s: member_init(setup, h, s)))(hypers, jnp.asarray(job.seeds))
-    last = max(PARTS.index(name) for name in options.only if name != "round")
+    mode = population_mode(job.config.run.population)
+    needed = {part for name in options.only for part in (name, *NEEDS[name])}
 
     def part(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        if PARTS.index(name) > last:
-            return None  # neither asked for nor needed by what was
-        compiled = jax.jit(jax.vmap(function)).lower(*arguments).compile()
+        if name not in needed:
+            return None
+        compiled = jax.jit(partial(over_members, mode, function)).lower(*arguments).compile()
         result = jax.block_until_ready(compiled(*arguments))
         if name in options.only:
             tell(name, lambda: compiled(*arguments), options)
@@ -99,6 +107,7 @@ def time_round(job: Job, options: argparse.Namespace) -> None:
 
     jax.block_until_ready(one_round())
     tell("round", one_round, options)
+    program.close()
 
 
 def tell(name: str, call: Callable[[], Any], options: argparse.Namespace) -> None:

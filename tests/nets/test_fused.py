@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from nextpolicy.config import NetConfig
+from nextpolicy.core import running_stats
 from nextpolicy.envs.base import Box, Discrete, EnvSpec
 from nextpolicy.nets import build, fused
 from nextpolicy.types import PolicySnapshot
@@ -97,9 +98,10 @@ def test_members_keep_to_themselves() -> None:
         np.testing.assert_array_equal(together[member], alone)
 
 
-def test_several_networks_side_by_side_are_what_each_is_alone() -> None:
-    networks = [network((11, 32, 16, 5)), jax.tree.map(lambda a: -0.7 * a, network((11, 32, 16, 1)))]
-    x = jnp.asarray(np.random.default_rng(4).normal(size=(3, 30, 11)), jnp.float32)
+@pytest.mark.parametrize("width", [11, 40], ids=["narrower than the first layer", "wider"])
+def test_several_networks_side_by_side_are_what_each_is_alone(width: int) -> None:
+    networks = [network((width, 32, 16, 5)), jax.tree.map(lambda a: -0.7 * a, network((width, 32, 16, 1)))]
+    x = jnp.asarray(np.random.default_rng(4).normal(size=(3, 30, width)), jnp.float32)
     weights = [jnp.asarray(np.random.default_rng(5).normal(size=(3, 30, n)), jnp.float32) for n in (5, 1)]
 
     def together(networks: Any) -> Any:
@@ -142,7 +144,9 @@ def test_the_built_networks_are_those_flax_builds(action: Any, monkeypatch: pyte
     quick = build.build(spec, config)
     params = plain.init(jax.random.key(0))
     obs = jax.random.normal(jax.random.key(1), (4, 5, 2, 3))
-    pairs = [(n.policy(PolicySnapshot(params["actor"], None))(obs), n.value(params, None)(obs)) for n in (plain, quick)]
+    stats = running_stats.of_batch(2.0 + 3.0 * jax.random.normal(jax.random.key(2), (50, 2, 3)))
+    snapshot = PolicySnapshot(params["actor"], stats)
+    pairs = [(n.policy(snapshot)(obs), n.value(params, stats)(obs)) for n in (plain, quick)]
     for a, b in zip(jax.tree.leaves(pairs[0]), jax.tree.leaves(pairs[1]), strict=True):
         assert a.shape == b.shape
         np.testing.assert_allclose(a, b, atol=0.03)
@@ -150,10 +154,10 @@ def test_the_built_networks_are_those_flax_builds(action: Any, monkeypatch: pyte
     assert plain.at_once is None
     assert quick.at_once is not None
     for n, pair in ((plain, pairs[0]), (quick, pairs[1])):
-        for a, b in zip(jax.tree.leaves(n.both(params, None)(obs)), jax.tree.leaves(pair), strict=True):
+        for a, b in zip(jax.tree.leaves(n.both(params, stats)(obs)), jax.tree.leaves(pair), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    own = build.build(spec, config, critic=nn.Dense(1))
-    assert own.at_once is None, "a caller's module is not ours to fuse"
+    for own in ({"critic": nn.Dense(1)}, {"actor": nn.Dense(3)}):
+        assert build.build(spec, config, **own).at_once is None, "a caller's module is not ours to fuse"
 
 
 def test_the_kernels_lower_for_nvidia_gpus() -> None:

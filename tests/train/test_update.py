@@ -170,6 +170,13 @@ class WrittenPPO:
         )
 
 
+def assert_alike(got: Any, expected: Any) -> None:
+    """The same tree, the same shapes and types: a checkpoint of one is read as one of the other."""
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    shapes = [[(x.shape, x.dtype) for x in jax.tree.leaves(tree)] for tree in (got, expected)]
+    assert shapes[0] == shapes[1]
+
+
 @pytest.mark.parametrize("as_one_vector", [False, True], ids=["as-it-is", "one-vector"])
 @pytest.mark.parametrize("kind", ["categorical", "gaussian"])
 def test_with_the_gate_open_a_round_is_ppo(x64: None, kind: str, as_one_vector: bool) -> None:
@@ -187,7 +194,9 @@ def test_with_the_gate_open_a_round_is_ppo(x64: None, kind: str, as_one_vector: 
     for index in range(3):
         data = make_rollout(setup, agent, seed=index)
         order = minibatch.indices(jax.random.split(jax.random.clone(agent.key))[1], T * N, 2, 2)
+        before = agent
         agent, metrics = learn(agent, data)
+        assert_alike(agent, before)
         assert bool(metrics["accepted"])
         ppo.round(index, data, np.asarray(order).reshape(4, -1))
         assert_close(agent.params, ppo.params, rtol=1e-10, atol=1e-12)
