@@ -18,8 +18,7 @@ from nextpolicy.types import Array, Params, PolicySnapshot, RunningStats
 
 _SMALLEST = {"small-cnn": 3, "nature": 36, "impala": 1}  # sides of an image that their convolutions leave anything of
 
-
-Both = Callable[[Params, RunningStats | None], Callable[[Array], tuple[heads.Distribution, Array]]]
+Bound = Callable[[Array], tuple[heads.Distribution, Array]]  # a function of raw observations
 
 
 class Networks(NamedTuple):
@@ -33,12 +32,10 @@ class Networks(NamedTuple):
     init: Callable[[Array], Params]  # key -> {"actor": ..., "critic": ...}
     policy: Callable[[PolicySnapshot], Callable[[Array], heads.Distribution]]
     value: Callable[[Params, RunningStats | None], Callable[[Array], Array]]
-    at_once: Both | None = None  # where one computation of both is faster than two
+    at_once: Callable[[Params, RunningStats | None], Bound] | None = None  # where one pass is faster than two
 
-    def both(
-        self, params: Params, obs_stats: RunningStats | None
-    ) -> Callable[[Array], tuple[heads.Distribution, Array]]:
-        """A function of raw observations that gives the distribution and the value."""
+    def both(self, params: Params, obs_stats: RunningStats | None) -> Bound:
+        """The policy's distribution and the value, by whichever way is the faster."""
         if self.at_once is not None:
             return self.at_once(params, obs_stats)
         policy, value = self.policy(PolicySnapshot(params["actor"], obs_stats)), self.value(params, obs_stats)

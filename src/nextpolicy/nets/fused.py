@@ -56,9 +56,8 @@ def mlp(layers: Layers, x: Array, activation: str, interpret: bool = False) -> A
     padded[0] = (_pad(padded[0][0], (_excess(x.shape[-1]), 0)), padded[0][1])
     padded[-1] = (_pad(padded[-1][0], (0, _excess(actions))), _pad(padded[-1][1], (_excess(actions),)))
     weights, biases = zip(*padded, strict=True)
-    return _apply((activation, interpret), list(weights), jnp.concatenate(biases), rows)[:samples, :actions].reshape(
-        *lead, actions
-    )
+    out = _apply((activation, interpret), list(weights), jnp.concatenate(biases), rows)
+    return out[:samples, :actions].reshape(*lead, actions)
 
 
 def mlps(networks: list[Layers], x: Array, activation: str, interpret: bool = False) -> list[Array]:
