@@ -16,7 +16,7 @@ PACKAGE = Path(nextpolicy.__file__).parent
 
 # Which parts of the package a part may import, at any depth in the code:
 # run -> train -> {nets, envs, core} -> types; tabular -> core -> types; report sees files, never the training.
-_SETTINGS = {"_version", "config", "presets"}
+_SETTINGS = {"_version", "config", "presets", "runfiles"}
 _TRAINING = {"types", "core", "nets", "envs", "train"} | _SETTINGS
 MAY_IMPORT = {
     "_version": set(),
@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "tabular": {"types", "core"},
     "config": {"types", "core", "_version"},
     "presets": {"types", "core", "config"},
+    "runfiles": set(),
     "nets": {"types", "core"} | _SETTINGS,
     "envs": {"types", "core", "tabular"} | _SETTINGS,
     "train": _TRAINING,

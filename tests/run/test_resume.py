@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -16,7 +17,8 @@ import numpy as np
 import pytest
 
 import nextpolicy
-from nextpolicy.run import checkpoint, folder, metrics
+from nextpolicy import runfiles
+from nextpolicy.run import checkpoint, folder, interrupt, metrics
 from nextpolicy.run.folder import RunError
 
 from .helpers import COMMAND, SMALL, assert_same_run, contents, environment, options
@@ -78,9 +80,10 @@ MOMENTS: list[tuple[Any, str, int, bool]] = [
     (metrics, "write_part", 4, False),  # between a block and its metrics
     (metrics, "write_part", 4, True),  # between metrics and checkpoint
     (checkpoint, "_flat", 4, False),  # before Orbax has written anything
-    (checkpoint, "_digest", 20, False),  # Orbax is done, its manifest is not written
+    (checkpoint, "_read_back", 3, False),  # Orbax is done, the checkpoint has not been read back
+    (runfiles, "record_file", 20, False),  # it has, and its manifest is not written
     (checkpoint, "_remove", 6, False),  # before an old checkpoint is dropped
-    (folder.os, "replace", 9, False),  # a small file is written and not yet in place
+    (runfiles.os, "replace", 9, False),  # a small file is written and not yet in place
 ]
 
 
@@ -174,9 +177,16 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda r: [truncate(largest(r / f"checkpoints/0000000{n}")) for n in (5, 6)],
         "starting again from round 0",
     ),
-    "last part cut short": (lambda r: truncate(part(r, 5)), "metrics from round 5 on are damaged"),
-    "middle part gone": (lambda r: part(r, 2).unlink(), "metrics from round 2 on are damaged"),
-    "part is garbage": (lambda r: part(r, 5).write_bytes(b"not parquet"), "metrics from round 5 on are damaged"),
+    "last part cut short": (
+        lambda r: truncate(part(r, 5)),
+        "metrics of round 5: part-00000005-00000005.parquet is not",
+    ),
+    "last part gone": (lambda r: part(r, 5).unlink(), "metrics of round 5: missing; computing them again from round 5"),
+    "part is garbage": (lambda r: part(r, 5).write_bytes(b"no"), "set aside as part-00000005-00000005.damaged"),
+    "first part gone": (
+        lambda r: part(r, 0).unlink(),
+        "metrics of round 0: missing; computing them again from round 0",
+    ),
     "manifest names no sizes": (
         lambda r: (r / "checkpoints/00000006.json").write_text('{"files": {"x": 1}}'),
         "manifest cannot be read",
@@ -231,7 +241,7 @@ def test_metrics_past_the_checkpoint_are_not_there_twice(tmp_path: Path, monkeyp
     config.write_text(config.read_text().replace('"block_rounds": 4', '"block_rounds": 3'))
     table = nextpolicy.resume(run, quiet=True).metrics
     np.testing.assert_array_equal(table["round"], [*range(10)] * 2)
-    assert [first for first, _, _ in metrics.parts(run / "metrics")] == [0, 4, 7]
+    assert [first for first, _, _ in runfiles.parts(run / "metrics")] == [0, 4, 7]
 
 
 def test_a_finished_run_is_not_touched(uninterrupted: nextpolicy.Run) -> None:
@@ -269,7 +279,7 @@ def test_ctrl_c_during_a_save_comes_after_it_and_a_second_one_at_once(
 
     monkeypatch.setattr(checkpoint, "write_json", pressed)
     try:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt), interrupt.raised(""):
             checkpoint.save(tmp_path, 3, {"x": np.arange(2)}, keep=1)
         assert checkpoint.list_rounds(tmp_path) == ([3] if presses == 1 else [])
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -281,6 +291,8 @@ def test_a_checkpoint_of_another_program_is_refused(interrupted: Path, tmp_path:
     shutil.copytree(interrupted, tmp_path / "run")
     config = tmp_path / "run" / "config.json"
     config.write_text(config.read_text().replace('"layer_norm": true', '"layer_norm": false'))
+    for manifest in (tmp_path / "run" / "checkpoints").glob("*.json"):
+        runfiles.write_json(manifest, {k: v for k, v in json.loads(manifest.read_text()).items() if k != "config"})
     with pytest.raises(RunError, match="its state differs from this program's at"):
         nextpolicy.resume(tmp_path / "run", quiet=True)
 

@@ -23,7 +23,8 @@ from nextpolicy.bench.measure import measure as measure
 from nextpolicy.bench.measure import table as table
 from nextpolicy.bench.measure import until_return, until_table
 from nextpolicy.config import FIELDS, ConfigError
-from nextpolicy.run.folder import describe_machine, write_json
+from nextpolicy.run.folder import describe_machine
+from nextpolicy.runfiles import write_json
 
 OWN = ("ppo", "sv-static", "sv-dynamic", "all", "simulator")
 ELSEWHERE = tuple(process.PACKAGES)

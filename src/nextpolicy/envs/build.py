@@ -21,6 +21,13 @@ def is_host(env_id: object) -> bool:
     return isinstance(env_id, str) and env_id.startswith(tuple(f"{suite}/" for suite in HOST_SUITES))
 
 
+def module_of(env_id: str) -> str | None:
+    """The Python module that making this environment imports: `my_envs` of `gym/my_envs:Maze-v0`."""
+    suite, _, name = env_id.partition("/")
+    module, colon, _ = name.rpartition(":")
+    return module if suite == "gym" and colon else None
+
+
 def make(env: str | Any, **options: Any) -> DeviceEnv:
     """The environment of this id, or a user's own gymnax-style environment object wrapped."""
     if not isinstance(env, str):

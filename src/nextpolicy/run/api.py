@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,23 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from nextpolicy import presets
+from nextpolicy import presets, runfiles
 from nextpolicy.config import ConfigError, Member, TrainConfig
+from nextpolicy.envs.build import module_of
 from nextpolicy.nets import build as nets
-from nextpolicy.run import checkpoint, metrics
+from nextpolicy.run import checkpoint
 from nextpolicy.run.folder import RunError, RunFolder, fresh_path
-from nextpolicy.run.training import Job, agreed, enable_cache, make_job, run_job
+from nextpolicy.run.processes import agreed
+from nextpolicy.run.restart import check_config
+from nextpolicy.run.training import Job, enable_cache, make_job, run_job
 from nextpolicy.train.evaluate import evaluate
 from nextpolicy.train.host_evaluate import actor as host_actor
 from nextpolicy.train.host_evaluate import evaluate_host
 from nextpolicy.types import Array, PolicySnapshot
 
 _CUSTOM = ("env", "env_fn", "env_params", "actor", "critic", "criterion", "gate_params")
+Trust = str | Sequence[str] | bool
+ATTEMPTS = 5  # to read a checkpoint that training replaces meanwhile
 SCORE_SHARE = 0.1  # a run's score is its mean return over this last share of its steps
 
 
@@ -74,7 +79,7 @@ def train(
         run_job(job, folder, quiet=quiet)
     finally:
         folder.unlock()
-    return Run(folder, job)
+    return Run(folder, lambda: job)
 
 
 def _check_env_fn(env_fn: Any) -> None:
@@ -87,26 +92,72 @@ def _label(thing: Any) -> str:
     return getattr(thing, "__name__", type(thing).__name__)
 
 
-def resume(path: str | Path, *, quiet: bool = False, **custom: Any) -> Run:
+def resume(
+    path: str | Path,
+    *,
+    quiet: bool = False,
+    trust: Trust = (),
+    recompute_metrics: bool = False,
+    **custom: Any,
+) -> Run:
     """Continue a run from its newest whole checkpoint to its end, bit for bit as if it had not stopped.
 
     What was given to `train` as objects (environment, networks, criterion) must be given again by the same names.
+    Damaged or missing metrics are computed again where a checkpoint allows, with `recompute_metrics` from round 0.
+
+    trust      modules that the run's environment id may import ("my_envs" for gym/my_envs:Maze-v0), or True for any
     """
     enable_cache()
     folder = _in_one_process(path, lambda: RunFolder.open(path).locked())
     try:
-        job = make_job(folder.config(), **_same_custom(folder, custom))
-        if folder.status().get("state") != "finished":
-            run_job(job, folder, resume=True, quiet=quiet)
+        config = folder.config()
+        check_trust(config, trust)
+        job = make_job(config, **_same_custom(folder, custom))
+        if folder.status().get("state") != "finished" or not _is_whole(folder, config):
+            run_job(job, folder, resume=True, quiet=quiet, recompute_metrics=recompute_metrics)
     finally:
         folder.unlock()
-    return Run(folder, job)
+    return Run(folder, lambda: job)
 
 
-def load(path: str | Path, **custom: Any) -> Run:
-    """A run as it is on disk, finished or not."""
+def load(path: str | Path, *, trust: Trust = (), **custom: Any) -> Run:
+    """A run as it is on disk, finished or not.
+
+    Configuration, metrics and scores need nothing else. The environment and the networks are built when a policy is
+    first asked for; what was given to `train` as objects must then have been given here by the same names.
+
+    trust      modules that the run's environment id may import ("my_envs" for gym/my_envs:Maze-v0), or True for any
+    """
     folder = RunFolder.open(path)
-    return Run(folder, make_job(folder.config(), **_same_custom(folder, custom)))
+    config = folder.config()
+    _check_custom_names(custom)
+
+    def make() -> Job:
+        check_trust(config, trust)
+        return make_job(config, **_same_custom(folder, custom))
+
+    return Run(folder, make)
+
+
+def check_trust(config: TrainConfig, trust: Trust) -> None:
+    """Refuse an environment id that would import a module, unless the user has named that module."""
+    module = module_of(config.environment.env)
+    trusted = (trust,) if isinstance(trust, str) else trust
+    if module is None or trusted is True or (trusted and module in trusted):
+        return
+    raise RunError(
+        f"environment: {config.environment.env} imports the Python module {module}, which runs its code; "
+        f"if you trust it, pass trust={module!r} or --trust-module {module}"
+    )
+
+
+def _is_whole(folder: RunFolder, config: TrainConfig) -> bool:
+    """Whether a finished run has all its metrics and its last checkpoint."""
+    rounds = config.num_rounds
+    last = rounds in checkpoint.list_rounds(folder.checkpoints) and not checkpoint.fault(folder.checkpoints, rounds)
+    if last:
+        check_config(folder, rounds)
+    return last and not runfiles.metrics_damage(folder.path, "finished", rounds)
 
 
 def _in_one_process(path: str | Path, hold: Callable[[], RunFolder]) -> RunFolder:
@@ -124,9 +175,7 @@ def _in_one_process(path: str | Path, hold: Callable[[], RunFolder]) -> RunFolde
 
 def _same_custom(folder: RunFolder, custom: dict[str, Any]) -> dict[str, Any]:
     wanted = set(folder.raw_config().get("custom", []))
-    unknown = set(custom) - set(_CUSTOM)
-    if unknown:
-        raise TypeError(f"unexpected arguments {sorted(unknown)}, takes {', '.join(_CUSTOM)}")
+    _check_custom_names(custom)
     missing = wanted - {k for k, v in custom.items() if v is not None}
     if missing:
         raise RunError(f"run: {folder.path} was trained with its own {', '.join(sorted(missing))}; give the same again")
@@ -134,11 +183,20 @@ def _same_custom(folder: RunFolder, custom: dict[str, Any]) -> dict[str, Any]:
     return custom
 
 
-class Run:
-    """A trained population: its configuration, metrics, scores and policies."""
+def _check_custom_names(custom: dict[str, Any]) -> None:
+    unknown = sorted(set(custom) - set(_CUSTOM))
+    if unknown:
+        raise TypeError(f"expected arguments among {', '.join(_CUSTOM)}, got {', '.join(unknown)}")
 
-    def __init__(self, folder: RunFolder, job: Job) -> None:
-        self._folder, self._job = folder, job
+
+class Run:
+    """A trained population: its configuration, metrics, scores and policies.
+
+    `make` builds its environment and networks; it is called when they are first needed.
+    """
+
+    def __init__(self, folder: RunFolder, make: Callable[[], Job]) -> None:
+        self._folder, self._make = folder, make
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.status['state']}, members={len(self.members)})"
@@ -147,9 +205,13 @@ class Run:
     def path(self) -> Path:
         return self._folder.path
 
-    @property
+    @cached_property
     def config(self) -> TrainConfig:
-        return self._job.config
+        return self._folder.config()
+
+    @cached_property
+    def _job(self) -> Job:
+        return self._make()
 
     @property
     def members(self) -> list[Member]:
@@ -161,15 +223,35 @@ class Run:
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """One row per member and round."""
-        return metrics.read(self._folder.metrics)
+        """One row per member and round; an error if rounds are missing or damaged."""
+        damage = self._damage()
+        if damage:
+            raise RunError(
+                f"run: {self.path}: {damage[0]}; `nextpolicy resume {self.path}` computes them again where a "
+                "checkpoint allows, run.partial_metrics() gives the others"
+            )
+        return runfiles.read_metrics(self.path)
 
-    def scores(self) -> pd.DataFrame:
-        """Per member: mean return of the episodes that ended in the last 10 % of its steps."""
-        frame = self.metrics
-        late = frame[frame["env_steps"] > (1 - SCORE_SHARE) * self.config.num_rounds * self.config.batch_size]
-        total = (late["episode_return"] * late["episodes"]).groupby(late["member"]).sum(min_count=1)
-        count = late["episodes"].groupby(late["member"]).sum()
+    def partial_metrics(self) -> pd.DataFrame:
+        """The rows of all rounds whose metrics are whole, though others may be missing or damaged."""
+        return runfiles.read_metrics(self.path, without=self._damage())
+
+    def _damage(self) -> list[runfiles.Damage]:
+        return runfiles.metrics_damage(self.path, self.status["state"], self.config.num_rounds)
+
+    def scores(self, allow_gaps: bool = False) -> pd.DataFrame:
+        """Per member: mean return of the episodes that ended in the last 10 % of its steps.
+
+        Missing or damaged metrics are an error; with `allow_gaps` only if they are of these last steps.
+        """
+        first = (1 - SCORE_SHARE) * self.config.num_rounds
+        late = [d for d in self._damage() if d.last + 1 > first]
+        frame = self.partial_metrics() if allow_gaps and not late else self.metrics
+        if frame.empty:
+            raise RunError(f"run: {self.path} has no metrics yet")
+        frame = frame[frame["env_steps"] > first * self.config.batch_size]
+        total = (frame["episode_return"] * frame["episodes"]).groupby(frame["member"]).sum(min_count=1)
+        count = frame["episodes"].groupby(frame["member"]).sum()
         rows = [
             (i, m.variant, m.seed, total.get(i, np.nan) / max(count.get(i, 0), 1)) for i, m in enumerate(self.members)
         ]
@@ -262,13 +344,19 @@ class Run:
     @cached_property
     def _agents(self) -> Any:
         """The agents of all members, leaves [M, ...], from the newest whole checkpoint."""
-        said: list[str] = []
-        rounds = checkpoint.newest_whole(self._folder.checkpoints, self.config.num_rounds, said.append)
-        if rounds is None:
-            raise RunError(
-                f"run: {self.path} has no whole checkpoint yet; resume it first{': ' + said[0] if said else ''}"
-            )
-        template = self._job.template()
         place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), template)
-        return checkpoint.restore(self._folder.checkpoints, rounds, template).agent
+        template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), self._job.template())
+        for _ in range(ATTEMPTS):
+            said: list[str] = []
+            rounds = checkpoint.newest_whole(self._folder.checkpoints, self.config.num_rounds, said.append)
+            if rounds is None:
+                break
+            try:
+                check_config(self._folder, rounds)
+                return checkpoint.restore(self._folder.checkpoints, rounds, template).agent
+            except (OSError, ValueError) as error:
+                if rounds in checkpoint.list_rounds(self._folder.checkpoints):
+                    raise
+                said.append(str(error))  # training has replaced it meanwhile: take the newest there is now
+        because = f": {said[0].splitlines()[0]}" if said else ""
+        raise RunError(f"run: {self.path} has no whole checkpoint yet; resume it first{because}")

@@ -1,89 +1,148 @@
 """Checkpoints of the full state by Orbax, with a manifest that tells a whole one from a damaged one.
 
-A checkpoint is `checkpoints/<rounds>/` and `checkpoints/<rounds>.json`; the manifest is written last and holds the size
-and digest of every file, so that a save cut short, or a file cut short later, is never loaded. Only arrays are read:
-loading runs no code.
+A checkpoint is `checkpoints/<rounds>/` and `checkpoints/<rounds>.json`. The manifest is written last, after the
+checkpoint was read back, and holds the size and digest of every file: a save cut short, or a file damaged later, is
+never loaded. Only arrays are read: loading executes no code.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import logging
 import re
 import shutil
-import signal
+import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from nextpolicy.run.folder import RunError, write_json
+from nextpolicy import runfiles
+from nextpolicy.run import interrupt
+from nextpolicy.run.folder import RunError
+from nextpolicy.runfiles import manifest_path, write_json
 from nextpolicy.types import PyTree
 
 _LEFTOVER = re.compile(r"\d{8}(\.orbax-checkpoint-tmp.*)?")  # a checkpoint's folder, or Orbax's while it writes one
+_WILDCARDS = frozenset("*?[")
 
 
-def save(folder: Path, rounds_done: int, state: PyTree, keep: int) -> None:
-    """Write the state after `rounds_done` rounds and drop all but the newest `keep` checkpoints."""
+class CheckpointError(RunError):
+    """A checkpoint that could not be saved: one line."""
+
+
+def save(folder: Path, rounds_done: int, state: PyTree, keep: int, about: Mapping[str, Any] | None = None) -> None:
+    """Write the state after `rounds_done` rounds and drop all but the newest `keep` checkpoints.
+
+    `about` goes into the manifest: the run's configuration and the records of its metrics parts.
+    """
     path = (folder / f"{rounds_done:08d}").absolute()
-    if jax.process_index() == 0:
+    first = jax.process_index() == 0
+    if first:
         _remove(path)  # an earlier save of this round that a kill cut short
-    with _first_ctrl_c_later():
-        with _checkpointer() as writer:
-            writer.save(path, _flat(state))
-        if jax.process_index() == 0:
-            files = {
-                str(p.relative_to(path)): [p.stat().st_size, _digest(p)] for p in sorted(path.rglob("*")) if p.is_file()
-            }
-            write_json(path.with_suffix(".json"), {"rounds_done": rounds_done, "files": files})
-    if jax.process_index() == 0:
+    with interrupt.deferred():
+        try:
+            with _without_wildcards(path.parent) as place, _quiet_threads():
+                with _checkpointer() as writer:
+                    writer.save(place / path.name, _flat(state))
+                _read_back(place, rounds_done, state)  # no manifest before that
+            if first:
+                files = {str(p.relative_to(path)): runfiles.record_file(p) for p in _files(path)}
+                write_json(
+                    manifest_path(folder, rounds_done), {"rounds_done": rounds_done, "files": files, **(about or {})}
+                )
+        except (OSError, ValueError, RuntimeError) as error:
+            if first:
+                _remove(path)
+                _clear_leftovers(folder)
+            reason = "no space left on the disk" if "space left" in str(error) else _first_line(error)
+            raise CheckpointError(
+                f"checkpoint: round {rounds_done} could not be saved in {folder} ({reason})"
+            ) from error
+    if first:
         for old in list_rounds(folder)[:-keep]:
             _remove(folder / f"{old:08d}")
 
 
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def _read_back(folder: Path, rounds_done: int, state: PyTree) -> None:
+    """Raise unless every array can be read: all values of Orbax's database, or, if it is stored otherwise, by Orbax."""
+    import tensorstore
+
+    base = {"driver": "file", "path": f"{folder / f'{rounds_done:08d}'}/"}
+    with contextlib.suppress(ValueError, NotImplementedError):
+        store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
+        keys = store.list().result()
+        for value in [store.read(key) for key in keys]:
+            value.result()
+        if {_stored_name(n) for n in _names(state)[0]} <= {key.decode().partition("/")[0] for key in keys}:
+            return
+    restore(folder, rounds_done, state)
+
+
 @contextlib.contextmanager
-def _first_ctrl_c_later() -> Iterator[None]:
-    """A ctrl-C meanwhile is raised at the end: Orbax writes in threads of its own, which would fail one by one.
-
-    A second one is raised at once. Python allows this only in the main thread, where alone it raises ctrl-C.
-    """
-    usual = signal.getsignal(signal.SIGINT)
-    if usual is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
-        yield
+def _without_wildcards(folder: Path) -> Iterator[Path]:
+    """The folder under a path without `*`, `?` and `[`: Orbax looks for its files by pattern and would miss them."""
+    if not _WILDCARDS & set(str(folder)):
+        yield folder
         return
-    asked = []
+    if jax.process_count() > 1:
+        raise RunError(f"out: expected a path without * ? [ for a run over several processes, got {folder}")
+    with tempfile.TemporaryDirectory() as temporary:
+        link = Path(temporary) / "checkpoints"
+        link.symlink_to(folder, target_is_directory=True)
+        yield link
 
-    def note(*_: Any) -> None:
-        asked.append(True)
-        signal.signal(signal.SIGINT, usual)
 
-    signal.signal(signal.SIGINT, note)
+@contextlib.contextmanager
+def _quiet_threads() -> Iterator[None]:
+    """Keep Orbax's threads from printing tracebacks of an error that is raised here as well."""
+    usual, loggers = threading.excepthook, [logging.getLogger(name) for name in ("absl", "asyncio")]
+    levels = [logger.level for logger in loggers]
+    threading.excepthook = lambda _: None
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, usual)
-    if asked:
-        raise KeyboardInterrupt
+        threading.excepthook = usual
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def list_rounds(folder: Path) -> list[int]:
     """Rounds of the checkpoints that were saved to the end, oldest first."""
-    return sorted(int(p.stem) for p in folder.glob("*.json") if re.fullmatch(r"\d{8}", p.stem))
+    return runfiles.manifest_rounds(folder)
 
 
 def newest_whole(folder: Path, at_most: int, say: Callable[[str], None]) -> int | None:
     """Rounds done at the newest undamaged checkpoint not past `at_most`; damaged ones are named through `say`."""
     for rounds in reversed(list_rounds(folder)):
-        fault = _fault(folder / f"{rounds:08d}")
-        if fault:
-            say(f"checkpoint {rounds} is damaged ({fault}); falling back to an earlier one")
+        damage = fault(folder, rounds)
+        if damage:
+            say(f"checkpoint {rounds} is damaged ({damage}); falling back to an earlier one")
         elif rounds <= at_most:
             return rounds
     return None
+
+
+def manifest(folder: Path, rounds: int) -> dict[str, Any]:
+    """The manifest of a checkpoint; ValueError or OSError if it cannot be read."""
+    return runfiles.read_object(manifest_path(folder, rounds))
+
+
+def update_records(folder: Path, parts: Mapping[str, runfiles.FileRecord]) -> None:
+    """Put new records of metrics parts into every manifest that covers their rounds."""
+    for rounds in list_rounds(folder):
+        with contextlib.suppress(ValueError):
+            old = manifest(folder, rounds)
+            covered = {name: r for name, r in parts.items() if int(name[14:22]) < rounds}
+            write_json(manifest_path(folder, rounds), {**old, "metrics": {**old.get("metrics", {}), **covered}})
 
 
 def restore(folder: Path, rounds_done: int, template: PyTree) -> PyTree:
@@ -109,11 +168,33 @@ def restore(folder: Path, rounds_done: int, template: PyTree) -> PyTree:
     return _unflat(template, flat)
 
 
+def placed_like(state: PyTree) -> PyTree:
+    """Shapes, types and placement of a state: a template for `restore`."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+
+
+def set_aside(folder: Path, rounds: int) -> None:
+    """Rename a checkpoint that cannot be used, its manifest first, so that it no longer counts."""
+    for path in (manifest_path(folder, rounds), folder / f"{rounds:08d}"):
+        if path.exists():
+            path.rename(unused_name(path.with_name(f"{path.name}.damaged")))
+
+
+def unused_name(path: Path) -> Path:
+    """`path`, with a number behind it where that is taken."""
+    candidates = (path if i == 1 else path.with_name(f"{path.name}-{i}") for i in range(1, 10_000))
+    return next(candidate for candidate in candidates if not candidate.exists())
+
+
 def prune_after(folder: Path, rounds_done: int) -> None:
     """Drop checkpoints past `rounds_done`, and what saves or removals cut short have left; other files stay."""
     for rounds in list_rounds(folder):
         if rounds > rounds_done:
             _remove(folder / f"{rounds:08d}")
+    _clear_leftovers(folder)
+
+
+def _clear_leftovers(folder: Path) -> None:
     for path in folder.iterdir():
         if _LEFTOVER.fullmatch(path.name) and not path.with_suffix(".json").exists():
             shutil.rmtree(path, ignore_errors=True)
@@ -152,35 +233,38 @@ def _flat(tree: PyTree) -> dict[str, Any]:
             return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=x.sharding)
         return jax.random.key_data(x)
 
-    return {name.replace("/", "."): plain(x) for name, x in zip(names, leaves, strict=True)}
+    return {_stored_name(name): plain(x) for name, x in zip(names, leaves, strict=True)}
+
+
+def _stored_name(name: str) -> str:
+    return name.replace("/", ".")
 
 
 def _unflat(template: PyTree, flat: dict[str, Any]) -> PyTree:
     names, leaves, structure = _names(template)
-    values = [flat[name.replace("/", ".")] for name in names]
+    values = [flat[_stored_name(name)] for name in names]
     wrapped = [jax.random.wrap_key_data(v) if _is_key(t) else v for v, t in zip(values, leaves, strict=True)]
     return jax.tree_util.tree_unflatten(structure, wrapped)
 
 
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()
+def _files(path: Path) -> list[Path]:
+    return sorted(p for p in path.rglob("*") if p.is_file())
 
 
-def _fault(path: Path) -> str | None:
-    """What is wrong with a checkpoint's files, or None."""
+def fault(folder: Path, rounds: int) -> str | None:
+    """What is wrong with the files of a checkpoint, or None."""
+    path = folder / f"{rounds:08d}"
     try:
-        manifest = json.loads(path.with_suffix(".json").read_text())["files"]
-        expected = {str(name): (int(size), str(digest)) for name, (size, digest) in manifest.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, OSError):
+        expected = runfiles.records(manifest(folder, rounds)["files"])
+    except (ValueError, KeyError, OSError):
         return "its manifest cannot be read"
-    for name, (size, digest) in expected.items():
+    for name, record in expected.items():
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
-        if file.stat().st_size != size:
-            return f"{name} has {file.stat().st_size} bytes of {size}"
-        if _digest(file) != digest:
+        if file.stat().st_size != record.size:
+            return f"{name} has {file.stat().st_size} bytes of {record.size}"
+        if runfiles.record_file(file) != record:
             return f"{name} has other content"
     return None
 

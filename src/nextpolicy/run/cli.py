@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -42,9 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError(f"unknown command {arguments[0]!r}{nearest(arguments[0], COMMANDS) or _known()}")
         COMMANDS[arguments[0]][0](arguments[1:])
         return 0
-    except KeyboardInterrupt:
-        print("nextpolicy: interrupted", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        print(f"nextpolicy: {str(stop) or 'stopped'}", file=sys.stderr)
+        return 128 + getattr(stop, "signum", signal.SIGINT)
     except (ValueError, RuntimeError, OSError) as error:
         if os.environ.get("NEXTPOLICY_TRACEBACK"):
             raise
@@ -167,13 +168,23 @@ def _resume(arguments: Sequence[str]) -> None:
     parser.add_argument("--coordinator", help="host:port of process 0, for a run over several processes or hosts.")
     parser.add_argument("--num-processes", type=int, help="How many processes there are, with --coordinator.")
     parser.add_argument("--process-id", type=int, help="Which of them this is, with --coordinator.")
+    parser.add_argument(
+        "--recompute-metrics", action="store_true", help="Compute lost metrics again, from round 0 where need be."
+    )
+    _add_trust(parser)
     options = _parse(parser, arguments)
     _distributed(options)
     if options.coordinator is None:
         _use_all_cores()
     from nextpolicy.run import api
 
-    _print_scores(api.resume(options.run, quiet=options.quiet))
+    given = {"trust": options.trust_module, "recompute_metrics": options.recompute_metrics}
+    _print_scores(api.resume(options.run, quiet=options.quiet, **given))
+
+
+def _add_trust(parser: argparse.ArgumentParser) -> None:
+    words = "Module that the run's environment id may import, which runs its code; may be repeated."
+    parser.add_argument("--trust-module", action="append", default=[], metavar="MODULE", help=words)
 
 
 def _eval(arguments: Sequence[str]) -> None:
@@ -186,10 +197,11 @@ def _eval(arguments: Sequence[str]) -> None:
     parser.add_argument("--seed", type=int, default=0, help="Seed of the evaluation.")
     parser.add_argument("--video", help="Write one episode of --member to this file, .gif or .mp4.")
     parser.add_argument("--member", type=int, default=0, help="Member that the video shows.")
+    _add_trust(parser)
     options = _parse(parser, arguments)
     from nextpolicy.run import api, video
 
-    run = api.load(options.run)
+    run = api.load(options.run, trust=options.trust_module)
     if options.video:
         video.check_target(options.video)
         run.snapshot(options.policy, options.member)  # or a member that is not there is noticed after all the work
@@ -264,5 +276,15 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
 }
 
 
+def program() -> NoReturn:
+    """The command line as a program of its own: a second ctrl-C ends it at once and without a traceback."""
+    from nextpolicy.run import interrupt
+
+    interrupt.exit_on_second_signal()
+    code = main()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # what is left is Python's own shutdown
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

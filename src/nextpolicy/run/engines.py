@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from nextpolicy.run.folder import RunError, RunFolder, write_json
+from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.suite import (
     EVALUATION,
     SuiteError,
@@ -28,6 +28,7 @@ from nextpolicy.run.suite import (
     open_folder,
     state_of,
 )
+from nextpolicy.runfiles import write_json
 
 ATTEMPTS = 2  # a failed environment is tried once more
 LOST_WORKERS = 3  # how often Ray starts a task again whose worker died

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import platform
 import re
 import subprocess
@@ -16,31 +15,11 @@ from typing import Any
 
 from nextpolicy._version import __version__
 from nextpolicy.config import ConfigError, TrainConfig
+from nextpolicy.runfiles import overwrite_json, read_object, write_json
 
 
 class RunError(ValueError):
     """A run folder that cannot be used as asked: one line saying what and what to do."""
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, or a power cut, sees the old content or the new, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
-def write_json(path: Path, value: Any) -> None:
-    write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    value = json.loads(path.read_text())
-    if not isinstance(value, dict):
-        raise ValueError(f"got a {type(value).__name__}, takes an object")
-    return value
 
 
 @dataclass
@@ -64,14 +43,17 @@ class RunFolder:
         folder = cls(Path(path))
         if folder.path.exists() and not folder.path.is_dir():
             raise RunError(f"out: {folder.path} is a file, takes a new or empty folder")
+        if folder.path.is_dir():
+            _clear_unfinished_start(folder.path)
         if folder.path.is_dir() and any(folder.path.iterdir()):
             what = "another run" if (folder.path / "config.json").exists() else "other files"
             hint = f"`nextpolicy resume {folder.path}` continues it; " if what == "another run" else ""
             raise RunError(f"out: {folder.path} holds {what}, takes a new or empty folder; {hint}nothing was written")
+        settings = {**json.loads(config.to_json()), **extra, "about": describe_machine()}
         for part in (folder.path, folder.metrics, folder.checkpoints):
             part.mkdir(parents=True, exist_ok=True)
         folder.lock()
-        write_json(folder.path / "config.json", {**json.loads(config.to_json()), **extra, "about": describe_machine()})
+        write_json(folder.path / "config.json", settings)
         folder.set_status("running", rounds_done=0, rounds=config.num_rounds)
         return folder
 
@@ -106,7 +88,7 @@ class RunFolder:
     def raw_config(self) -> dict[str, Any]:
         """config.json as it stands."""
         try:
-            return _read_object(self.path / "config.json")
+            return read_object(self.path / "config.json")
         except ValueError as error:
             raise RunError(f"run: {self.path / 'config.json'} is not JSON ({error}); the run cannot be read") from None
 
@@ -124,13 +106,41 @@ class RunFolder:
 
     def status(self) -> dict[str, Any]:
         try:
-            return _read_object(self.path / "status.json")
+            return read_object(self.path / "status.json")
         except (OSError, ValueError):
             return {"state": "unknown"}
 
     def set_status(self, state: str, **facts: Any) -> None:
-        """`running`, `finished` or `failed` (with a reason)."""
-        write_json(self.path / "status.json", {"state": state, **facts, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
+        """`running`, `finished`, `stopped` (on request, to be resumed) or `failed` (with a reason)."""
+        overwrite_json(
+            self.path / "status.json", {"state": state, **facts, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+        )
+
+
+def is_held(path: Path) -> bool:
+    """Whether a living process is writing the folder."""
+    try:
+        with open(path / ".lock") as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def _clear_unfinished_start(path: Path) -> None:
+    """Remove what a start leaves behind that was killed before config.json was written: nothing but empty folders."""
+    parts, lock = (path / "metrics", path / "checkpoints"), path / ".lock"
+    unfinished = {*parts, lock, *path.glob(".config.json.*.tmp")}
+    if any(p not in unfinished for p in path.iterdir()) or any(any(p.iterdir()) for p in parts if p.is_dir()):
+        return
+    if is_held(path):
+        raise RunError(f"run: {path} is being written by another process; wait for it or end it")
+    for empty in filter(Path.is_dir, parts):
+        empty.rmdir()
+    for leftover in unfinished - set(parts):
+        leftover.unlink(missing_ok=True)
 
 
 def fresh_path(config: TrainConfig, root: str | Path = "runs") -> Path:

@@ -1,9 +1,8 @@
-"""Metrics as Parquet parts, one per block, each written whole; and the table read back from them."""
+"""Metrics of a population as a table, and the parts it is written in, one per block."""
 
 from __future__ import annotations
 
 import io
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ import numpy as np
 import pandas as pd
 
 from nextpolicy.config import Member
-from nextpolicy.run.folder import write_whole
+from nextpolicy.runfiles import FileRecord, part_name, parts, read_part, record_of, write_whole
 
-_NAME = re.compile(r"part-(\d{8})-(\d{8})\.parquet")
 _COUNTS = ("episodes", "stable_rounds", "rounds_held", "k_min", "k_max")
 
 
@@ -40,46 +38,13 @@ def table(
     return pd.DataFrame({**columns, "steps_per_second": np.float64(steps_per_second)})
 
 
-def write_part(folder: Path, frame: pd.DataFrame) -> Path:
-    """Write a block's rows as `part-<first>-<last>.parquet`."""
-    first, last = int(frame["round"].min()), int(frame["round"].max())
+def write_part(folder: Path, frame: pd.DataFrame) -> dict[str, FileRecord]:
+    """Write a block's rows as `part-<first>-<last>.parquet`; its record by its name."""
+    name = part_name(int(frame["round"].min()), int(frame["round"].max()))
     buffer = io.BytesIO()
     frame.to_parquet(buffer, index=False)
-    path = folder / f"part-{first:08d}-{last:08d}.parquet"
-    write_whole(path, buffer.getvalue())
-    return path
-
-
-def parts(folder: Path) -> list[tuple[int, int, Path]]:
-    """(first round, last round, path) of every part, in order."""
-    found = ((_NAME.fullmatch(p.name), p) for p in folder.glob("part-*.parquet"))
-    return sorted((int(m[1]), int(m[2]), p) for m, p in found if m)
-
-
-def read(folder: Path) -> pd.DataFrame:
-    """All rows, by member and round."""
-    frames = [pd.read_parquet(path) for _, _, path in parts(folder)]
-    if not frames:
-        return pd.DataFrame()
-    return pd.concat(frames, ignore_index=True).sort_values(["member", "round"], ignore_index=True)
-
-
-def first_damage(folder: Path) -> tuple[int, Path | None] | None:
-    """The first round that is not on disk whole, with the damaged part if there is one; None if all parts join up."""
-    expected = 0
-    for first, last, path in parts(folder):
-        if first != expected:
-            return expected, None
-        try:
-            rows = pd.read_parquet(path)
-            whole = len(rows) and rows["round"].min() == first and rows["round"].max() == last
-        except Exception:
-            # pyarrow raises many kinds of error on damaged files; any of them means the part cannot be used.
-            whole = False
-        if not whole:
-            return first, path
-        expected = last + 1
-    return None
+    write_whole(folder / name, buffer.getvalue())
+    return {name: record_of(buffer.getvalue())}
 
 
 def end(folder: Path) -> int:
@@ -96,6 +61,6 @@ def trim(folder: Path, rounds_done: int) -> None:
         if first >= rounds_done:
             path.unlink()
         elif last >= rounds_done:
-            frame = pd.read_parquet(path)
+            frame = read_part(path)
             write_part(folder, frame[frame["round"] < rounds_done])
             path.unlink()

@@ -137,9 +137,9 @@ def _rate(task: Task) -> float | None:
     """Steps per second over all members, from the newest block."""
     import pandas as pd
 
-    from nextpolicy.run import metrics
+    from nextpolicy import runfiles
 
-    parts = metrics.parts(Path(task.path) / "metrics")
+    parts = runfiles.parts(Path(task.path) / "metrics")
     try:
         return float(pd.read_parquet(parts[-1][2], columns=["steps_per_second"]).iloc[0, 0]) if parts else None
     except (OSError, ValueError, KeyError):

@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shlex
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from nextpolicy.config import ConfigError, TrainConfig
 from nextpolicy.core import gate
 from nextpolicy.envs import build as envs
 from nextpolicy.envs.base import Discrete, HostEnv
 from nextpolicy.nets import build as nets
-from nextpolicy.run import checkpoint, metrics, progress, sinks, traced
+from nextpolicy.run import checkpoint, interrupt, metrics, progress, sinks, traced
+from nextpolicy.run.block import Block, TrainingError, check_finite, run_block
 from nextpolicy.run.folder import RunFolder
+from nextpolicy.run.processes import agreed
+from nextpolicy.run.restart import starting_point
+from nextpolicy.runfiles import FileRecord
 from nextpolicy.train.device_loop import Observer, Program, build_program, member_init
 from nextpolicy.train.host_loop import build_host_program, init_members
 from nextpolicy.train.state import Hypers, LearnerState, Setup, population_hypers
 from nextpolicy.types import PyTree
 
 BLOCK_SECONDS = 4.0  # aimed at when block_rounds is left to us
+SAVING_SHARE = 0.1  # of the time, at most, that goes into saving: where it takes long, blocks are longer
 MOST_ROUNDS = 512  # of one block: the room its metrics take on the device
 
 OnBlock = Callable[[int, dict[str, np.ndarray], PyTree], None]
-
-
-class TrainingError(RuntimeError):
-    """Training cannot go on; the last checkpoint stands."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,127 +148,97 @@ def run_job(
     quiet: bool = False,
     on_block: OnBlock | None = None,
     stop: Callable[[], bool] | None = None,
+    at_most: int | None = None,
+    recompute_metrics: bool = False,
 ) -> None:
     """Train to the end, from the start or from the newest whole checkpoint; the folder tells how it went.
 
     `stop` is asked after every block that is safely on disk; once it says yes the run ends there, to be resumed later.
+    A resumed run goes on from round `at_most` at the latest.
     """
-    config = job.config
-    bar = progress.make(config.num_rounds, config.environment.env, quiet or jax.process_index() > 0)
-    outlets = sinks.make(config, folder.path) if jax.process_index() == 0 else []
-    done, program = 0, None
+    how_to_continue = f"`nextpolicy resume {shlex.quote(str(folder.path))}` continues it"
     try:
+        with interrupt.raised(how_to_continue):
+            _train(job, folder, resume, quiet, on_block, stop, at_most, recompute_metrics)
+    except KeyboardInterrupt as pressed:
+        saved = _saved(folder)
+        _status(folder, "stopped", saved, job.config)
+        signum = pressed.signum if isinstance(pressed, interrupt.Stopped) else signal.SIGINT
+        where = f"training stopped at round {saved} of {job.config.num_rounds}"
+        raise interrupt.Stopped(f"{where}; {how_to_continue}", signum) from None
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        _status(folder, "failed", _saved(folder), job.config, reason=reason)
+        if isinstance(error, OSError | checkpoint.CheckpointError):
+            raise TrainingError(f"{reason}; once that is mended, {how_to_continue}") from error
+        raise
+
+
+def _train(
+    job: Job,
+    folder: RunFolder,
+    resume: bool,
+    quiet: bool,
+    on_block: OnBlock | None,
+    stop: Callable[[], bool] | None,
+    at_most: int | None,
+    recompute_metrics: bool,
+) -> None:
+    config = job.config
+    with contextlib.ExitStack() as stack:
+        outlets = sinks.make(config, folder.path) if jax.process_index() == 0 else []
+        for sink in outlets:
+            stack.callback(sink.close)
+        bar = progress.make(config.num_rounds, config.environment.env, quiet or jax.process_index() > 0)
+        stack.callback(bar.close)
         program = job.program()
-        state, done = _starting_point(job, program, folder, resume, bar.say)
+        stack.callback(program.close)
+        done, records = 0, {}
+        if resume:
+            latest = config.num_rounds if at_most is None else at_most
+            where = starting_point(job, program, folder, bar.say, at_most=latest, recompute=recompute_metrics)
+            state, done, records = where
+        else:
+            state = program.init(job.seeds)
         _status(folder, "running", done, config)
-        for first, block, observed, rate in _blocks(job, program, state, done, folder):
-            done = first + len(block["accepted"][0])
+        for block in _blocks(job, program, state, done, folder, records):
+            done = block.first + block.rounds
             if on_block is not None:
-                on_block(first, block, observed)
-            if jax.process_index() == 0:
-                frame = metrics.table(config.members(), first, config.batch_size, _scalars(block), rate)
+                on_block(block.first, block.metrics, block.observed)
+            if outlets:
+                frame = block.frame(job)
                 for sink in outlets:
                     sink.write(frame)
             _status(folder, "running", done, config)
-            bar.update(done, progress.facts_of(block, rate))
+            bar.update(done, progress.facts_of(block.metrics, block.steps_per_second(job)))
             if stop is not None and done < config.num_rounds and agreed(stop()):
                 break
         _status(folder, "finished" if done == config.num_rounds else "stopped", done, config)
-    except KeyboardInterrupt:
-        _status(folder, "failed", _saved(folder), config, reason="interrupted; `nextpolicy resume` continues it")
-        raise
-    except Exception as error:
-        _status(folder, "failed", _saved(folder), config, reason=str(error).split("\n")[0])
-        raise
-    finally:
-        if program is not None:
-            program.close()
-        bar.close()
-        for sink in outlets:
-            sink.close()
 
 
-def _blocks(job: Job, program: Program, state: LearnerState, done: int, folder: RunFolder) -> Any:
-    """Yield (first round, metrics, observed, steps per second) after each block that is safely on disk."""
+def _blocks(
+    job: Job, program: Program, state: LearnerState, done: int, folder: RunFolder, records: dict[str, FileRecord]
+) -> Iterator[Block]:
+    """Yield each block once its metrics and its checkpoint are safely on disk."""
     config = job.config
-    steps_per_round = config.batch_size * len(config.members())
+    settings = folder.raw_config() if jax.process_index() == 0 else {}
     length = config.run.block_rounds or 1
     warm = False
     while done < config.num_rounds:
-        rounds = min(length, program.capacity, config.num_rounds - done)
+        state, block = run_block(program, state, done, min(length, program.capacity, config.num_rounds - done))
+        check_finite(job, state, block, _saved(folder))
         started = time.perf_counter()
-        state, block, observed = program.block(state, rounds)
-        block, observed = _fetch((block, observed), rounds)
-        seconds = time.perf_counter() - started
-        _check_finite(job, done, block)
-        rate = rounds * steps_per_round / seconds
         if jax.process_index() == 0:
-            frame = metrics.table(config.members(), done, config.batch_size, _scalars(block), rate)
-            metrics.write_part(folder.metrics, frame)
-        checkpoint.save(folder.checkpoints, done + rounds, state, config.run.keep_checkpoints)
-        done += rounds
-        yield done - rounds, block, observed, rate
+            records.update(metrics.write_part(folder.metrics, block.frame(job)))
+        done += block.rounds
+        about = {"config": settings, "metrics": records}
+        checkpoint.save(folder.checkpoints, done, state, config.run.keep_checkpoints, about)
+        saving = time.perf_counter() - started
+        yield block
         if warm and not config.run.block_rounds:  # the first block is compilation
-            length = agreed(max(1, round(BLOCK_SECONDS * rounds / seconds)))
+            aim = max(BLOCK_SECONDS, saving / SAVING_SHARE)
+            length = agreed(max(1, round(aim * block.rounds / block.seconds)))
         warm = True
-
-
-def agreed(number: int) -> int:
-    """What process 0 says, on all of them: where their clocks or folders decide, they must not decide apart."""
-    return number if jax.process_count() == 1 else int(multihost_utils.broadcast_one_to_all(np.int32(number)))
-
-
-def _fetch(tree: PyTree, rounds: int) -> PyTree:
-    """The first `rounds` rows of every member's block, on the host; from all processes where there are several."""
-    if jax.process_count() > 1:
-        tree = multihost_utils.process_allgather(tree, tiled=True)
-    return jax.tree.map(lambda x: np.asarray(x)[:, :rounds], tree)
-
-
-def _scalars(block: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {k: v for k, v in block.items() if k != "finite"}
-
-
-def _check_finite(job: Job, done: int, block: dict[str, np.ndarray]) -> None:
-    bad = np.argwhere(~block["finite"])
-    if len(bad):
-        member, offset = min(bad.tolist(), key=lambda b: b[1])
-        who = job.config.members()[member]
-        raise TrainingError(
-            f"rewards or parameters were not finite in round {done + offset} of member {member} "
-            f"({who.variant}, seed {who.seed}); the run stopped and its last checkpoint stands"
-        )
-
-
-def _starting_point(
-    job: Job, program: Program, folder: RunFolder, resume: bool, say: Callable[[str], None]
-) -> tuple[LearnerState, int]:
-    """A fresh state, or the newest one that is whole together with the metrics up to it."""
-    state = program.init(job.seeds)
-    rounds = agreed(newest_usable(folder, say) if resume and jax.process_index() == 0 else 0)
-    if not rounds:
-        return state, 0
-    if job.host is not None:
-        say(f"{job.setup.spec.id} cannot save its state: episodes restart, all else goes on from round {rounds}")
-    template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
-    return checkpoint.restore(folder.checkpoints, rounds, template), rounds
-
-
-def newest_usable(folder: RunFolder, say: Callable[[str], None]) -> int:
-    """Rounds to resume from; what lies past them, or is damaged, is put out of the way and said."""
-    at_most = metrics.end(folder.metrics)
-    damage = metrics.first_damage(folder.metrics)
-    if damage is not None:
-        at_most, path = damage
-        say(f"metrics from round {at_most} on are damaged{f' ({path.name})' if path else ''}; falling back to before")
-        if path is not None:
-            path.rename(path.with_suffix(".damaged"))
-    rounds = checkpoint.newest_whole(folder.checkpoints, at_most, say) or 0
-    if rounds == 0 and at_most:
-        say("no whole checkpoint is left; starting again from round 0")
-    checkpoint.prune_after(folder.checkpoints, rounds)
-    metrics.trim(folder.metrics, rounds)
-    return rounds
 
 
 def _saved(folder: RunFolder) -> int:

@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 
 from nextpolicy.config import FIELDS, describe
-from nextpolicy.run.folder import RunError, write_whole
+from nextpolicy.run.folder import RunError
+from nextpolicy.runfiles import write_whole
 from nextpolicy.studies import four_rooms_exact as exact
 from nextpolicy.studies import four_rooms_study, page
 from nextpolicy.studies import four_rooms_summary as summary

@@ -21,9 +21,9 @@ import pandas as pd
 
 from nextpolicy import presets
 from nextpolicy.config import Member, TrainConfig
-from nextpolicy.run import metrics as run_metrics
-from nextpolicy.run.folder import RunError, RunFolder, write_json, write_whole
+from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.training import Job, enable_cache, make_job, run_job
+from nextpolicy.runfiles import read_metrics, write_json, write_whole
 from nextpolicy.studies import four_rooms_exact as exact
 from nextpolicy.studies import four_rooms_summary as summary
 from nextpolicy.tabular import four_rooms
@@ -118,19 +118,18 @@ def _train(job: Job, folder: RunFolder, *, resume: bool, quiet: bool) -> Study:
     if on_disk < job.config.num_rounds:
         _save(tables / "start.npz", exact.observe_start(job.setup, job.hypers, job.seeds))
         # A block counts once its tables are there too; training falls back to the last one that does.
-        run_metrics.trim(folder.metrics, on_disk)
 
         def keep(first: int, block: dict[str, np.ndarray], observed: Any) -> None:
             last = first + len(block["accepted"][0]) - 1
             _save(tables / f"part-{first:08d}-{last:08d}.npz", observed)
 
-        run_job(job, folder, resume=resume, quiet=quiet, on_block=keep)
+        run_job(job, folder, resume=resume, quiet=quiet, on_block=keep, at_most=on_disk)
     return load(folder, job.config)
 
 
 def load(folder: RunFolder, config: TrainConfig) -> Study:
     """The exact quantities of a trained study, computed from its tables."""
-    frame = run_metrics.read(folder.metrics)
+    frame = read_metrics(folder.path)
     shape = (len(config.members()), config.num_rounds)
     names = [c for c in frame if c not in ("round", "env_steps", "member", "seed", "variant")]
     columns = {name: frame[name].to_numpy().reshape(shape) for name in names}

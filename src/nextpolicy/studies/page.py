@@ -13,7 +13,7 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from nextpolicy.run.folder import write_whole
+from nextpolicy.runfiles import write_whole
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1b1b; --paper: #ffffff; --line: #d4d4d4; --soft: #f4f5f6; }

@@ -13,7 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from nextpolicy.run.folder import RunError, write_whole
+from nextpolicy.run.folder import RunError
+from nextpolicy.runfiles import write_whole
 from nextpolicy.studies import page, theory_checks, theory_compare
 from nextpolicy.tabular import four_rooms
 

@@ -1,0 +1,84 @@
+"""One block of rounds: run on the device, fetched to the host, checked to be finite."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from nextpolicy.run import metrics
+from nextpolicy.run.processes import fetch
+from nextpolicy.train.device_loop import Program
+from nextpolicy.train.state import LearnerState
+from nextpolicy.types import Array, PyTree
+
+if TYPE_CHECKING:
+    from nextpolicy.run.training import Job
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on: one line."""
+
+
+class Block(NamedTuple):
+    """What a block of rounds gave, on the host; metrics and observed are [M, rounds, ...]."""
+
+    first: int
+    rounds: int
+    metrics: dict[str, np.ndarray]
+    observed: PyTree
+    seconds: float
+
+    def frame(self, job: Job) -> pd.DataFrame:
+        """One row per member and round."""
+        scalars = {name: values for name, values in self.metrics.items() if name != "finite"}
+        config, rate = job.config, self.steps_per_second(job)
+        return metrics.table(config.members(), self.first, config.batch_size, scalars, rate)
+
+    def steps_per_second(self, job: Job) -> float:
+        """Of all members together."""
+        return self.rounds * job.config.batch_size * len(job.config.members()) / self.seconds
+
+
+def run_block(program: Program, state: LearnerState, first: int, rounds: int) -> tuple[LearnerState, Block]:
+    """`rounds` rounds from round `first` on."""
+    started = time.perf_counter()
+    state, *outputs = program.block(state, rounds)
+    values, observed = jax.tree.map(lambda x: x[:, :rounds], fetch(tuple(outputs)))
+    return state, Block(first, rounds, values, observed, time.perf_counter() - started)
+
+
+def finite_members(state: LearnerState) -> np.ndarray:
+    """[M]: whether all that a member has learned is finite: parameters, optimiser, statistics and the target."""
+    agent = state.agent
+    return np.asarray(
+        fetch(_all_finite((agent.params, agent.opt_state, agent.obs_stats, agent.reward_stats, agent.target)))
+    )
+
+
+@jax.jit
+def _all_finite(tree: PyTree) -> Array:
+    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x.reshape(x.shape[0], -1)), axis=1) for x in floats]), axis=0)
+
+
+def check_finite(job: Job, state: LearnerState, block: Block, saved: int) -> None:
+    """Raise before anything that is not finite is saved; `saved` is the round of the last checkpoint."""
+    bad = np.argwhere(~block.metrics["finite"]).tolist()
+    if bad:
+        member, offset = min(bad, key=lambda b: b[1])
+        what, when = "rewards or parameters", f"in round {block.first + offset}"
+    elif not np.all(finite := finite_members(state)):
+        member = int(np.argmin(finite))
+        what, when = "observations, statistics or the target policy", f"after round {block.first + block.rounds - 1}"
+    else:
+        return
+    who = job.config.members()[member]
+    stands = f"the checkpoint of round {saved} is the last finite one" if saved else "there is no checkpoint yet"
+    raise TrainingError(
+        f"{what} were not finite {when} of member {member} ({who.variant}, seed {who.seed}); training stopped, {stands}"
+    )

@@ -1,0 +1,123 @@
+"""Where a run starts or goes on: the newest usable checkpoint, and metrics that are damaged or missing before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+from nextpolicy import runfiles
+from nextpolicy.run import checkpoint, metrics
+from nextpolicy.run.block import finite_members, run_block
+from nextpolicy.run.folder import RunError, RunFolder
+from nextpolicy.run.processes import agreed
+from nextpolicy.runfiles import Damage, FileRecord
+from nextpolicy.train.device_loop import Program
+from nextpolicy.train.state import LearnerState
+
+if TYPE_CHECKING:
+    from nextpolicy.run.training import Job
+
+Say = Callable[[str], None]
+Records = dict[str, FileRecord]
+
+
+def starting_point(
+    job: Job, program: Program, folder: RunFolder, say: Say, *, at_most: int, recompute: bool = False
+) -> tuple[LearnerState, int, Records]:
+    """The newest usable state, its round, and the records of the metrics up to it; round 0 if there is none.
+
+    Metrics before it that are damaged are set aside and, with those that are missing, computed again from the nearest
+    checkpoint before them; from round 0 only if `recompute` says so, since that takes as long as training did.
+    """
+    state, rounds = _newest(job, program, folder, at_most, say)
+    if jax.process_index() > 0:
+        return state, rounds, {}
+    checkpoint.prune_after(folder.checkpoints, rounds)
+    recorded = _recorded(folder, rounds)
+    for found in runfiles.damage(folder.metrics, rounds, recorded):
+        if found.path is not None:
+            aside = checkpoint.unused_name(found.path.with_suffix(".damaged"))
+            found.path.rename(aside)
+            say(f"{found}; set aside as {aside.name}")
+    metrics.trim(folder.metrics, rounds)
+    for gap in runfiles.damage(folder.metrics, rounds, recorded):
+        _compute_again(job, program, folder, gap, say, recompute)
+    return state, rounds, _of_present_parts(folder, _recorded(folder, rounds))
+
+
+def _newest(job: Job, program: Program, folder: RunFolder, at_most: int, say: Say) -> tuple[LearnerState, int]:
+    """The newest checkpoint that is whole, of this configuration and finite, or a fresh state."""
+    fresh = program.init(job.seeds)
+    while rounds := agreed(_newest_whole(folder, at_most, say) if jax.process_index() == 0 else 0):
+        state = checkpoint.restore(folder.checkpoints, rounds, checkpoint.placed_like(fresh))
+        if np.all(finite_members(state)):
+            if job.host is not None and rounds < job.config.num_rounds:
+                say(
+                    f"{job.setup.spec.id} cannot save its state: episodes restart, all else goes on from round {rounds}"
+                )
+            return state, rounds
+        say(f"checkpoint {rounds} holds values that are not finite; falling back to an earlier one")
+        if jax.process_index() == 0:
+            checkpoint.set_aside(folder.checkpoints, rounds)
+    return fresh, 0
+
+
+def _newest_whole(folder: RunFolder, at_most: int, say: Say) -> int:
+    there = checkpoint.list_rounds(folder.checkpoints)
+    rounds = checkpoint.newest_whole(folder.checkpoints, at_most, say) or 0
+    if rounds:
+        check_config(folder, rounds)
+    elif folder.status().get("state") == "finished":
+        raise RunError(
+            f"run: {folder.path} is finished but has no whole checkpoint, so nothing can be computed again; "
+            "train again with another --out"
+        )
+    elif there or metrics.end(folder.metrics):
+        say("no whole checkpoint is left; starting again from round 0")
+    for damaged in (r for r in there if r > rounds and checkpoint.fault(folder.checkpoints, r)):
+        checkpoint.set_aside(folder.checkpoints, damaged)
+    return rounds
+
+
+def check_config(folder: RunFolder, rounds: int) -> None:
+    """Refuse a configuration that is not the one the checkpoint was trained with."""
+    changed = runfiles.changed_setting(folder.raw_config(), checkpoint.manifest(folder.checkpoints, rounds))
+    if changed:
+        raise RunError(f"run: {folder.path} was changed: {changed}; put it back, or train anew with another --out")
+
+
+def _compute_again(job: Job, program: Program, folder: RunFolder, gap: Damage, say: Say, recompute: bool) -> None:
+    """Write the metrics of the gap again, from the nearest checkpoint before it; checkpoints stay as they are."""
+    if job.host is not None or jax.process_count() > 1:
+        why = "several processes" if job.host is None else f"{job.setup.spec.id}, which cannot save its state"
+        say(f"{gap}; they cannot be computed again with {why}")
+        return
+    before = [r for r in checkpoint.list_rounds(folder.checkpoints) if r <= gap.first]
+    start = next((r for r in reversed(before) if not checkpoint.fault(folder.checkpoints, r)), 0)
+    if not start and gap.first and not recompute:
+        command = f"`nextpolicy resume {folder.path} --recompute-metrics`"
+        say(f"{gap}; no checkpoint is left before them, {command} computes them again from round 0")
+        return
+    say(f"{gap}; computing them again from round {start}")
+    state = program.init(job.seeds)
+    if start:
+        state = checkpoint.restore(folder.checkpoints, start, checkpoint.placed_like(state))
+    while start <= gap.last:
+        edge = gap.first if start < gap.first else gap.last + 1
+        state, block = run_block(program, state, start, min(program.capacity, edge - start))
+        if start >= gap.first:
+            checkpoint.update_records(folder.checkpoints, metrics.write_part(folder.metrics, block.frame(job)))
+        start += block.rounds
+
+
+def _recorded(folder: RunFolder, rounds: int) -> Records:
+    return runfiles.recorded_parts(checkpoint.manifest(folder.checkpoints, rounds)) if rounds else {}
+
+
+def _of_present_parts(folder: RunFolder, recorded: Records) -> Records:
+    """Records of the parts that are there; those of a version that kept no records are made now."""
+    paths = [path for _, _, path in runfiles.parts(folder.metrics)]
+    return {path.name: recorded.get(path.name) or runfiles.record_file(path) for path in paths}
