@@ -44,7 +44,7 @@ class Damage(NamedTuple):
 
     def __str__(self) -> str:
         rounds = f"round {self.first}" if self.first == self.last else f"rounds {self.first} to {self.last}"
-        return f"metrics of {rounds}: {self.what}"
+        return f"metrics of {rounds} are {self.what}"
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -155,7 +155,7 @@ def read_part(path: Path) -> pd.DataFrame:
         return pd.read_parquet(path)
     except Exception:
         # pyarrow raises many kinds of error on damaged files; any of them means the part cannot be used.
-        raise ValueError(f"{path.name} is damaged or half written") from None
+        raise ValueError(f"{path.name} cannot be read") from None
 
 
 def damage(folder: Path, rounds: int, recorded: Mapping[str, FileRecord]) -> list[Damage]:
@@ -170,7 +170,7 @@ def damage(folder: Path, rounds: int, recorded: Mapping[str, FileRecord]) -> lis
         if first < expected:
             what = f"{path.name} has rounds that another part has"
         if what is not None:
-            found.append(Damage(first, min(last, rounds - 1), path, what))
+            found.append(Damage(first, min(last, rounds - 1), path, f"damaged ({what})"))
         expected = max(expected, last + 1)
     if expected < rounds:
         found.append(Damage(expected, rounds - 1, None, "missing"))

@@ -68,7 +68,9 @@ def test_a_half_written_part(run, capsys):
     part = sorted((run / "metrics").iterdir())[1]
     part.write_bytes(part.read_bytes()[: part.stat().st_size // 2])
     assert report(run, "--out", run.parent / "r.html") == 2
-    assert f"{part.name} is damaged or half written; `nextpolicy resume` mends it" in complaint(capsys)
+    assert f"metrics of rounds 10 to 19 are damaged ({part.name} cannot be read); `nextpolicy resume" in complaint(
+        capsys
+    )
 
 
 def test_a_part_that_is_not_there(run, capsys):

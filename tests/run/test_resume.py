@@ -179,13 +179,16 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "last part cut short": (
         lambda r: truncate(part(r, 5)),
-        "metrics of round 5: part-00000005-00000005.parquet is not",
+        "metrics of round 5 are damaged (part-00000005-00000005.parquet is not what was written)",
     ),
-    "last part gone": (lambda r: part(r, 5).unlink(), "metrics of round 5: missing; computing them again from round 5"),
+    "last part gone": (
+        lambda r: part(r, 5).unlink(),
+        "metrics of round 5 are missing; computing them again from round 5",
+    ),
     "part is garbage": (lambda r: part(r, 5).write_bytes(b"no"), "set aside as part-00000005-00000005.damaged"),
     "first part gone": (
         lambda r: part(r, 0).unlink(),
-        "metrics of round 0: missing; computing them again from round 0",
+        "metrics of round 0 are missing; computing them again from round 0",
     ),
     "manifest names no sizes": (
         lambda r: (r / "checkpoints/00000006.json").write_text('{"files": {"x": 1}}'),

@@ -6,7 +6,6 @@ Nothing but files is read: config.json, status.json, metrics/part-*.parquet and,
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from nextpolicy import runfiles
 from nextpolicy._version import __version__
 from nextpolicy.config import ConfigError, Member, TrainConfig
 from nextpolicy.presets import preset_for
@@ -23,7 +23,6 @@ NEEDED = (
     "round env_steps member seed variant episode_return episodes accepted diff_over_threshold rounds_held "
     "kl_target kl_behaviour value_loss entropy"
 )
-_PART = re.compile(r"part-(\d{8})-(\d{8})\.parquet")
 
 
 class ReportError(ValueError):
@@ -80,7 +79,8 @@ def load(path: Path) -> Run:
     options = ",".join(f"{k}={v}" for k, v in config.environment.env_options.items())
     env = config.environment.env
     members = config.members()
-    frame = _metrics(path, about)
+    state = str(status.get("state", "unknown"))
+    frame = _metrics(path, raw, state, config.num_rounds)
     _check_rows(path, frame, members)
     rounds_done = 0 if frame.empty else int(frame["round"].max()) + 1
     return Run(
@@ -91,7 +91,7 @@ def load(path: Path) -> Run:
         settings={**settings, "custom": raw.get("custom", [])},
         about=about,
         members=members,
-        state=str(status.get("state", "unknown")),
+        state=state,
         reason=" ".join(str(status.get("reason", "")).split()),
         last_sign=str(status.get("time", ""))[:16].replace("T", " "),
         rounds_done=rounds_done,
@@ -122,37 +122,30 @@ def _evaluation(path: Path) -> dict[int, float]:
         raise ReportError(f"run {path}: evaluation.json cannot be read ({error})") from None
 
 
-def _metrics(path: Path, about: dict[str, Any]) -> pd.DataFrame:
-    """All rows by member and round; a part that is damaged, missing or of another version is an error."""
+def _metrics(path: Path, raw: dict[str, Any], state: str, rounds: int) -> pd.DataFrame:
+    """All rows by member and round; what is damaged, missing, changed or of another version is an error."""
     names = NEEDED.split()
-    frames, expected = [], 0
-    for part in sorted(p for p in (path / "metrics").glob("part-*.parquet") if _PART.fullmatch(p.name)):
-        first, last = (int(n) for n in _PART.fullmatch(part.name).groups())  # type: ignore[union-attr]
-        if first > expected:
-            raise ReportError(f"run {path}: metrics of rounds {expected} to {first - 1} are missing; resume mends it")
-        if first < expected:
-            raise ReportError(f"run {path}: {part.name} has rounds that another part has; resume mends it")
-        try:
-            frame = pd.read_parquet(part)
-        except Exception:
-            # pyarrow raises many kinds of error on damaged files; any of them means the part cannot be used.
-            raise ReportError(
-                f"run {path}: {part.name} is damaged or half written; `nextpolicy resume` mends it"
-            ) from None
-        missing = [n for n in names if n not in frame]
-        if missing:
-            made_by = about.get("nextpolicy", "an unknown version")
-            raise ReportError(
-                f"run {path}: made by nextpolicy {made_by}, has no column {', '.join(missing)}; "
-                f"this is {__version__}, which needs it"
-            )
-        if len(frame) and (frame["round"].min(), frame["round"].max()) != (first, last):
-            raise ReportError(f"run {path}: {part.name} has other rounds than its name says; resume mends it")
-        frames.append(frame[names])
-        expected = last + 1
-    if not frames:
+    damage = runfiles.metrics_damage(path, state, rounds)
+    if damage:
+        hint = f"`nextpolicy resume {path}` computes them again where a checkpoint allows"
+        raise ReportError(f"run {path}: {damage[0]}; {hint}")
+    changed = runfiles.changed_setting(raw, runfiles.newest_manifest(path / "checkpoints")[1])
+    if changed:
+        raise ReportError(f"run {path}: config.json was changed: {changed}; put it back")
+    try:
+        frame = runfiles.read_metrics(path)
+    except ValueError as error:
+        raise ReportError(f"run {path}: {error}") from None
+    if frame.empty:
         return pd.DataFrame(columns=names)
-    return pd.concat(frames, ignore_index=True).sort_values(["member", "round"], ignore_index=True)
+    missing = [n for n in names if n not in frame]
+    if missing:
+        made_by = raw.get("about", {}).get("nextpolicy", "an unknown version")
+        raise ReportError(
+            f"run {path}: made by nextpolicy {made_by}, has no column {', '.join(missing)}; "
+            f"this is {__version__}, which needs it"
+        )
+    return frame[names]
 
 
 def _check_rows(path: Path, frame: pd.DataFrame, members: list[Member]) -> None:

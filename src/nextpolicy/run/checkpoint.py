@@ -54,6 +54,8 @@ def save(folder: Path, rounds_done: int, state: PyTree, keep: int, about: Mappin
                     manifest_path(folder, rounds_done), {"rounds_done": rounds_done, "files": files, **(about or {})}
                 )
         except (OSError, ValueError, RuntimeError) as error:
+            # Orbax leaves futures behind that log the same error again when they are collected.
+            logging.getLogger("asyncio").addFilter(_is_no_forgotten_future)
             if first:
                 _remove(path)
                 _clear_leftovers(folder)
@@ -64,6 +66,10 @@ def save(folder: Path, rounds_done: int, state: PyTree, keep: int, about: Mappin
     if first:
         for old in list_rounds(folder)[:-keep]:
             _remove(folder / f"{old:08d}")
+
+
+def _is_no_forgotten_future(record: logging.LogRecord) -> bool:
+    return "exception was never retrieved" not in record.getMessage()
 
 
 def _first_line(error: BaseException) -> str:
@@ -153,6 +159,8 @@ def restore(folder: Path, rounds_done: int, template: PyTree) -> PyTree:
         saved = reader.metadata(path)
         saved = getattr(saved, "item_metadata", saved)
         saved = getattr(saved, "tree", saved)
+        if saved is None:
+            raise RunError(f"checkpoint {path}: its arrays cannot be read")
         if set(saved) != set(wanted):
             odd = sorted(set(saved) ^ set(wanted))[0]
             raise RunError(
@@ -204,7 +212,8 @@ def _checkpointer() -> Any:
     import orbax.checkpoint as ocp
 
     # Orbax reports every save at INFO through absl's logger, which would break the progress line.
-    logging.getLogger("absl").setLevel(logging.WARNING)
+    logger = logging.getLogger("absl")
+    logger.setLevel(max(logger.level, logging.WARNING))
     return ocp.StandardCheckpointer()
 
 

@@ -1,0 +1,431 @@
+"""Bad days: odd paths, strangers' files, damage, full disks, signals. What is there is never lost, and never wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+import nextpolicy
+from nextpolicy import presets, runfiles
+from nextpolicy.run import checkpoint, cli, interrupt
+from nextpolicy.run.block import TrainingError
+from nextpolicy.run.folder import RunError, RunFolder
+from nextpolicy.run.training import make_job, run_job
+
+from .helpers import COMMAND, SMALL, assert_same_run, contents, environment, options
+
+pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse]
+
+FIELDS: dict[str, Any] = {**SMALL, "env": "four-rooms", "quiet": True}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> nextpolicy.Run:
+    """Ten rounds, checkpoints of rounds 9 and 10."""
+    return nextpolicy.train(**FIELDS, out=tmp_path_factory.mktemp("runs") / "whole")
+
+
+@pytest.fixture
+def run(whole: nextpolicy.Run, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return Path(shutil.copytree(whole.path, tmp_path / "run"))
+
+
+def part(run: Path, first: int) -> Path:
+    return run / "metrics" / runfiles.part_name(first, first)
+
+
+def change_json(path: Path, **changes: Any) -> None:
+    runfiles.write_json(path, {**json.loads(path.read_text()), **changes})
+
+
+def forget_records(run: Path) -> None:
+    """Manifests as they were before they recorded metrics and configuration."""
+    for manifest in (run / "checkpoints").glob("*.json"):
+        kept = {k: v for k, v in json.loads(manifest.read_text()).items() if k in ("rounds_done", "files")}
+        runfiles.write_json(manifest, kept)
+
+
+# --- paths that Orbax takes for patterns ---
+
+
+def test_a_path_with_wildcards_is_trained_loaded_and_resumed(whole: nextpolicy.Run, tmp_path: Path) -> None:
+    out = tmp_path / "lr=[0.1] a*b?"
+    assert_same_run(nextpolicy.train(**FIELDS, out=out), whole)
+    part(out, 9).unlink()
+    assert_same_run(nextpolicy.resume(out, quiet=True), whole)
+
+
+def test_a_checkpoint_that_cannot_be_read_back_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here Orbax does not merge what it has written, as it did not under a path with brackets."""
+    from orbax.checkpoint._src.serialization import ocdbt_utils
+
+    async def skipped(*_: Any, **__: Any) -> None:
+        return
+
+    monkeypatch.setattr(ocdbt_utils, "merge_ocdbt_per_process_files", skipped)
+    with pytest.raises(checkpoint.CheckpointError, match=r"^checkpoint: round 3 could not be saved in [^\n]*$"):
+        checkpoint.save(tmp_path, 3, {"x": np.arange(2)}, keep=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- somebody else's run folder ---
+
+STRANGER = "import gymnasium, pathlib\npathlib.Path(__file__).with_name('it-ran').touch()\n"
+
+
+@pytest.fixture
+def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A run whose environment id names a module, as it comes from somebody else; `it-ran` says that it was imported."""
+    package = tmp_path / "theirrun"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "evil.py").write_text(STRANGER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    fields = {k: v for k, v in FIELDS.items() if k not in ("env", "total_env_steps")}
+    nextpolicy.train("gym/theirrun.evil:CartPole-v1", **fields, total_env_steps=64, out=package / "run")
+    for name in ("theirrun", "theirrun.evil"):
+        sys.modules.pop(name)
+    (package / "it-ran").unlink()
+    yield package
+    for name in ("theirrun", "theirrun.evil"):
+        sys.modules.pop(name, None)
+
+
+def test_loading_a_strangers_run_runs_no_code(stranger: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = stranger / "run"
+    run = nextpolicy.load(path)
+    assert len(run.metrics) == 2
+    assert len(run.scores()) == 1
+    refused = r"imports the Python module theirrun\.evil, which runs its code; if you trust it, pass trust="
+    for use in (run.snapshot, run.policy, run.evaluate, lambda: nextpolicy.resume(path, quiet=True)):
+        with pytest.raises(RunError, match=refused):
+            use()
+    for command in (["eval", str(path)], ["resume", str(path)], ["eval", str(path), "--trust-module", "theirs"]):
+        assert cli.main(command) == 2
+        assert "--trust-module theirrun.evil" in capsys.readouterr().err
+    assert cli.main(["report", str(path), "--out", str(stranger / "r.html"), "--page-only"]) == 0
+    assert not (stranger / "it-ran").exists()
+
+
+@pytest.mark.parametrize("trust", ["theirrun.evil", ["other", "theirrun.evil"], True])
+def test_a_module_is_imported_at_the_users_word(stranger: Path, trust: Any) -> None:
+    run = nextpolicy.load(stranger / "run", trust=trust)
+    assert not (stranger / "it-ran").exists()
+    run.snapshot()
+    assert (stranger / "it-ran").exists()
+
+
+def test_a_run_with_objects_of_the_callers_loads_without_them(tmp_path: Path) -> None:
+    fields = {k: v for k, v in FIELDS.items() if k not in ("env", "total_env_steps")}
+    make = lambda: gymnasium.make("CartPole-v1")  # noqa: E731
+    nextpolicy.train(env_fn=make, **fields, total_env_steps=64, out=tmp_path / "run")
+    run = nextpolicy.load(tmp_path / "run")
+    assert len(run.metrics) == 2
+    assert len(run.scores()) == 1
+    assert cli.main(["report", str(run.path), "--out", str(tmp_path / "r.html"), "--page-only"]) == 0
+    with pytest.raises(RunError, match="was trained with its own env_fn; give the same again"):
+        run.policy()
+    assert nextpolicy.load(run.path, env_fn=make).policy() is not None
+
+
+# --- metrics ---
+
+
+def test_an_early_part_that_is_lost_costs_no_training(
+    whole: nextpolicy.Run, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Round 2 of a run that is cut off at round 9: training goes on from there, and all checkpoints stay."""
+    checkpoint._remove(run / "checkpoints" / "00000010")
+    part(run, 2).write_bytes(b"garbage")
+    RunFolder(run).set_status("running", rounds_done=9)
+    before = contents(run / "checkpoints")
+    resumed = nextpolicy.resume(run, quiet=True)
+    said = capsys.readouterr().err
+    assert "metrics of round 2 are damaged (part-00000002-00000002.parquet is not what was written)" in said
+    assert "set aside as part-00000002-00000002.damaged" in said
+    assert "no checkpoint is left before them, `nextpolicy resume" in said
+    assert (run / "metrics" / "part-00000002-00000002.damaged").read_bytes() == b"garbage"
+    assert before.items() <= contents(run / "checkpoints").items()
+    assert set(resumed.partial_metrics()["round"]) == set(range(10)) - {2}
+    for use in (lambda: resumed.metrics, resumed.scores):
+        with pytest.raises(RunError, match="metrics of round 2 are missing; `nextpolicy resume"):
+            use()
+    assert resumed.scores(allow_gaps=True).equals(whole.scores())
+    assert_same_run(nextpolicy.resume(run, quiet=True, recompute_metrics=True), whole)
+
+
+def test_the_last_part_of_a_finished_run_is_missed_and_computed_again(
+    whole: nextpolicy.Run, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part(run, 9).unlink()
+    for allow in (False, True):
+        with pytest.raises(RunError, match="metrics of round 9 are missing"):
+            nextpolicy.load(run).scores(allow_gaps=allow)
+    assert cli.main(["report", str(run), "--out", str(run.parent / "r.html")]) == 2
+    assert "metrics of round 9 are missing; `nextpolicy resume" in capsys.readouterr().err
+    before = contents(run / "checkpoints" / "00000009") | contents(run / "checkpoints" / "00000010")
+    assert_same_run(nextpolicy.resume(run, quiet=True), whole)
+    assert "computing them again from round 9" in capsys.readouterr().err
+    assert contents(run / "checkpoints" / "00000009") | contents(run / "checkpoints" / "00000010") == before
+    assert cli.main(["report", str(run), "--out", str(run.parent / "r.html"), "--page-only"]) == 0
+
+
+def flipped(path: Path, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("flips", [40, pytest.param(600, marks=pytest.mark.slow)])
+def test_no_flipped_bit_in_a_part_goes_unnoticed(run: Path, flips: int) -> None:
+    draw, parts = random.Random(0), sorted((run / "metrics").iterdir())
+    for _ in range(flips):
+        path = draw.choice(parts)
+        good = path.read_bytes()
+        flipped(path, draw.randrange(8 * len(good)))
+        with pytest.raises(RunError, match=r"is not what was written"):
+            _ = nextpolicy.load(run).metrics
+        path.write_bytes(good)
+    assert len(nextpolicy.load(run).metrics) == 10
+
+
+def test_a_run_of_a_version_without_records_still_loads_and_resumes(whole: nextpolicy.Run, run: Path) -> None:
+    forget_records(run)
+    assert_same_run(nextpolicy.load(run), whole)
+    checkpoint._remove(run / "checkpoints" / "00000010")
+    RunFolder(run).set_status("running", rounds_done=9)
+    assert_same_run(nextpolicy.resume(run, quiet=True), whole)
+    flipped(part(run, 3), 8 * 40)
+    with pytest.raises(RunError, match="is not what was written"):
+        _ = nextpolicy.load(run).metrics
+
+
+def test_a_finished_run_without_a_whole_checkpoint_is_left_alone(run: Path) -> None:
+    for name in ("00000009", "00000010"):
+        (run / "checkpoints" / name / "manifest.ocdbt").unlink()
+    before = contents(run / "metrics")
+    with pytest.raises(RunError, match="is finished but has no whole checkpoint"):
+        nextpolicy.resume(run, quiet=True)
+    assert contents(run / "metrics") == before
+    assert RunFolder(run).status()["state"] != "running"
+
+
+# --- config.json ---
+
+
+def test_a_changed_setting_is_named_and_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change_json(run / "config.json", learning_rate=0.5)
+    changed = r"learning_rate is 0\.5 in config\.json and 0\.00025 in the checkpoint; put it back"
+    with pytest.raises(RunError, match=changed):
+        nextpolicy.resume(run, quiet=True)
+    with pytest.raises(RunError, match=changed):
+        nextpolicy.load(run).snapshot()
+    assert cli.main(["report", str(run), "--out", str(run.parent / "r.html")]) == 2
+    assert "config.json was changed: learning_rate is 0.5" in capsys.readouterr().err
+    change_json(run / "config.json", learning_rate=0.00025, keep_checkpoints=5)
+    assert nextpolicy.load(run).snapshot() is not None
+
+
+# --- what is not finite ---
+
+
+class Overflowing(gymnasium.Env):
+    """Observations become infinite after `steps` steps; rewards never do."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        return np.full(2, np.inf if self.left < 0 else 0.0, np.float32), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize(("steps", "saved"), [(0, 0), (20, 2)])
+def test_infinite_observations_are_not_saved(tmp_path: Path, steps: int, saved: int) -> None:
+    fields = {k: v for k, v in FIELDS.items() if k != "env"}
+    stands = "the checkpoint of round 2 is the last finite one" if saved else "there is no checkpoint yet"
+    with pytest.raises(TrainingError, match=stands):
+        nextpolicy.train(env_fn=lambda: Overflowing(steps), **fields, normalise_obs=True, out=tmp_path / "run")
+    assert checkpoint.list_rounds(tmp_path / "run" / "checkpoints") == [1, 2][:saved]
+    status = RunFolder(tmp_path / "run").status()
+    assert (status["state"], status["rounds_done"]) == ("failed", saved)
+
+
+def test_a_saved_state_that_is_not_finite_is_passed_over(
+    whole: nextpolicy.Run, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_job(nextpolicy.load(run).config)
+    program = job.program()
+    state = checkpoint.restore(run / "checkpoints", 10, checkpoint.placed_like(program.init(job.seeds)))
+    infinite = state.agent._replace(target=type(state.agent.target)(*_infinite(state.agent.target)))
+    about = {k: v for k, v in checkpoint.manifest(run / "checkpoints", 10).items() if k in ("config", "metrics")}
+    checkpoint.save(run / "checkpoints", 10, state._replace(agent=infinite), 2, about)
+    RunFolder(run).set_status("running", rounds_done=10)
+    assert_same_run(nextpolicy.resume(run, quiet=True), whole)
+    assert "checkpoint 10 holds values that are not finite; falling back" in capsys.readouterr().err
+
+
+def _infinite(snapshot: Any) -> Any:
+    import jax
+
+    return jax.tree.map(lambda x: x * np.inf, tuple(snapshot))
+
+
+# --- a full disk ---
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 400 kB, where one may be made."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    made = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if not made or made.returncode:
+        pytest.skip("mounting a file system needs root")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(whole: nextpolicy.Run, small_disk: Path) -> None:
+    out = small_disk / "run"
+    fields = {k: v for k, v in FIELDS.items() if k not in ("env", "quiet")}
+    command = [*COMMAND, "train", "four-rooms", "--quiet", "--out", str(out), *options(**fields)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "o space left on" in done.stderr
+    assert f"`nextpolicy resume {out}` continues it" in done.stderr
+    status = RunFolder(out).status()
+    assert status["state"] == "failed"
+    assert "o space left on" in status["reason"]
+    assert status["rounds_done"] == max(checkpoint.list_rounds(out / "checkpoints"), default=0)
+    assert not [p for p in out.rglob("*") if "tmp" in p.name]
+    subprocess.run(["mount", "-o", "remount,size=40m", str(small_disk)], check=True)
+    assert_same_run(nextpolicy.resume(out, quiet=True), whole)
+
+
+# --- two at a time ---
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    restore, tried = checkpoint.restore, []
+
+    def replaced(folder: Path, rounds: int, template: Any) -> Any:
+        tried.append(rounds)
+        if len(tried) == 1:
+            checkpoint._remove(folder / f"{rounds:08d}")
+        return restore(folder, rounds, template)
+
+    monkeypatch.setattr(checkpoint, "restore", replaced)
+    assert nextpolicy.load(run).snapshot() is not None
+    assert tried == [10, 9]
+
+
+# --- stops ---
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_a_run_that_can_be_resumed(whole: nextpolicy.Run, tmp_path: Path, signum: int) -> None:
+    fields = {k: v for k, v in FIELDS.items() if k not in ("env", "quiet")}
+    job = make_job(presets.build("four-rooms", algo="sv-dynamic", **fields))
+    folder = RunFolder.create(tmp_path / "run", job.config, {"custom": []})
+
+    def press(first: int, *_: Any) -> None:
+        if first == 3:
+            signal.raise_signal(signum)
+
+    usual = signal.getsignal(signum)
+    with pytest.raises(interrupt.Stopped) as stopped:
+        run_job(job, folder, quiet=True, on_block=press)
+    folder.unlock()
+    assert signal.getsignal(signum) is usual
+    assert stopped.value.signum == signum
+    assert str(stopped.value) == f"training stopped at round 4 of 10; `nextpolicy resume {folder.path}` continues it"
+    assert isinstance(stopped.value, KeyboardInterrupt)
+    status = folder.status()
+    assert (status["state"], status["rounds_done"]) == ("stopped", 4)
+    assert_same_run(nextpolicy.resume(folder.path, quiet=True), whole)
+
+
+def test_ignored_signals_stay_ignored() -> None:
+    """As nohup asks for."""
+    usual = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupt.raised(""):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, usual)
+
+
+def test_a_second_ctrl_c_shows_no_traceback(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    fields = {k: v for k, v in FIELDS.items() if k not in ("env", "quiet")} | {"total_env_steps": 32 * 100_000}
+    command = [*COMMAND, "train", "four-rooms", "--quiet", "--out", str(out), *options(**fields)]
+    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+        _wait(lambda: part(out, 2).exists() or process.poll() is not None)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode in (130, -signal.SIGINT)
+    assert said.splitlines()[-1].endswith(f"`nextpolicy resume {out}` continues it")
+    assert len(said.splitlines()) == 1
+
+
+def _wait(condition: Callable[[], bool], seconds: float = 200) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("sink", [{"wandb": "x"}, {"tensorboard": True}])
+def test_a_missing_extra_is_said_before_the_folder_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sink: dict[str, Any]
+) -> None:
+    for name in ("wandb", "tensorboardX"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ValueError, match="pip install"):
+        nextpolicy.train(**FIELDS, **sink, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_start_that_was_killed_before_its_configuration_blocks_nothing(tmp_path: Path) -> None:
+    config = presets.build("four-rooms")
+    left = tmp_path / "run"
+    for name in ("metrics", "checkpoints"):
+        (left / name).mkdir(parents=True)
+    for name in (".lock", f".config.json.{os.getpid()}.tmp"):
+        (left / name).touch()
+    RunFolder.create(left, config, {}).unlock()
+    assert (left / "config.json").is_file()
+    mine = tmp_path / "mine"
+    (mine / "metrics").mkdir(parents=True)
+    (mine / "metrics" / "notes.txt").write_text("keep me")
+    with pytest.raises(RunError, match="holds other files"):
+        RunFolder.create(mine, config, {})
+    assert (mine / "metrics" / "notes.txt").read_text() == "keep me"
