@@ -25,6 +25,9 @@ import hypothesis
 import jax
 import pytest
 
+# One device unless a test asks for more: `nextpolicy.train` takes all cores where nobody has chosen.
+jax.config.update("jax_num_cpu_devices", 1)
+
 _THIRD_PARTY_WARNINGS = (
     # Brax imports JAXopt, which announces on import that it is no longer maintained.
     "ignore:JAXopt is no longer maintained:DeprecationWarning",

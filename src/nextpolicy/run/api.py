@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,7 @@ from nextpolicy.envs.build import module_of
 from nextpolicy.nets import build as nets
 from nextpolicy.run import checkpoint
 from nextpolicy.run.folder import RunError, RunFolder, fresh_path
-from nextpolicy.run.processes import agreed
+from nextpolicy.run.processes import agreed, idle_cores, use_all_cores
 from nextpolicy.run.restart import check_config
 from nextpolicy.run.training import Job, enable_cache, make_job, run_job
 from nextpolicy.train.evaluate import evaluate
@@ -68,7 +69,10 @@ def train(
     config = presets.build(name, preset=preset, algo=algo, **fields)
     custom = {"env": None if isinstance(env, str) else env, "env_params": env_params, "actor": actor, "critic": critic}
     custom |= {"criterion": criterion, "gate_params": gate_params, "env_fn": env_fn}
-    enable_cache()
+    _prepare()
+    idle = idle_cores(len(config.members()))
+    if idle and not quiet:
+        print(idle, file=sys.stderr)
     job = make_job(config, **custom)
     given = sorted(k for k, v in custom.items() if v is not None)
     if out is None and jax.process_count() > 1:
@@ -80,6 +84,13 @@ def train(
     finally:
         folder.unlock()
     return Run(folder, lambda: job)
+
+
+def _prepare() -> None:
+    """What a process does before it trains: take all cores, unless it is one of several, and keep programs."""
+    if not jax.distributed.is_initialized():
+        use_all_cores()
+    enable_cache()
 
 
 def _check_env_fn(env_fn: Any) -> None:
@@ -107,7 +118,7 @@ def resume(
 
     trust      modules that the run's environment id may import ("my_envs" for gym/my_envs:Maze-v0), or True for any
     """
-    enable_cache()
+    _prepare()
     folder = _in_one_process(path, lambda: RunFolder.open(path).locked())
     try:
         config = folder.config()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import signal
 import sys
@@ -84,15 +83,9 @@ def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argpars
 
 
 def _use_all_cores() -> None:
-    """On a CPU, one XLA device per core, so that members of a population train in parallel."""
-    import jax
+    from nextpolicy.run import processes
 
-    if jax.config.jax_num_cpu_devices in (None, -1) and "host_platform_device_count" not in os.environ.get(
-        "XLA_FLAGS", ""
-    ):
-        # A program that calls `main` after it has used JAX keeps the devices it has.
-        with contextlib.suppress(RuntimeError):
-            jax.config.update("jax_num_cpu_devices", max(1, len(os.sched_getaffinity(0))))
+    processes.use_all_cores()
 
 
 def _distributed(options: argparse.Namespace) -> None:
