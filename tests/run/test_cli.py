@@ -230,7 +230,7 @@ def test_video(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> 
     assert film.read_bytes() == before
     other = str(tmp_path / "other.gif")  # a wrong member is noticed before any episode is played
     said = complaint(capsys, "eval", str(trained), "--video", other, "--member", "99")
-    assert "member: got 99, takes a number from 0 to" in said
+    assert "member: got 99, takes a whole number of at least 0 and at most" in said
 
 
 def test_envs(capsys: pytest.CaptureFixture) -> None:

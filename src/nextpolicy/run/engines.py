@@ -7,6 +7,7 @@ newest whole checkpoint, what failed is tried once more. So a worker, or the who
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import socket
@@ -33,6 +34,7 @@ ATTEMPTS = 2  # a failed environment is tried once more
 LOST_WORKERS = 3  # how often Ray starts a task again whose worker died
 POLL_SECONDS = 0.5
 REACH_SECONDS = 10.0
+PART = "evaluation.part.json"  # in a run folder: the members evaluated so far
 
 Tell = Callable[[Task, str], None]  # (task, what to show on its line)
 
@@ -48,19 +50,27 @@ class Deadline:
     """Asked after every block: would one more, as long as the last, end too late?"""
 
     def __init__(self, at: float | None) -> None:
-        self.at, self.last, self.opening = at, time.time(), None
+        self.at, self.last, self.opening, self.evaluation = at, time.time(), 0.0, 0.0
+        self.is_opening = True  # no block has ended since the start
 
     def __call__(self) -> bool:
         now = time.time()
         took, self.last = now - self.last, now
-        self.opening = took if self.opening is None else self.opening
+        if self.is_opening:
+            self.opening, self.is_opening = max(self.opening, took), False
         return self.at is not None and now + took > self.at
 
     def allows_start(self) -> bool:
-        """Whether an environment begun now would come to its first checkpoint, if it takes as long as the last did."""
-        now, opening = time.time(), self.opening or 0.0
-        self.last, self.opening = now, None
-        return self.at is None or now + opening < self.at
+        """Whether an environment begun now would come to its first checkpoint, if that takes as long as ever before."""
+        self.last, self.is_opening = time.time(), True
+        return self.at is None or self.last + self.opening < self.at
+
+    def allows_evaluation(self) -> bool:
+        """Whether a member evaluated now would be done in time, if it takes as long as any before it."""
+        return self.at is None or time.time() + self.evaluation < self.at
+
+    def note_evaluation(self, took: float) -> None:
+        self.evaluation = max(self.evaluation, took)
 
 
 class Engine(Protocol):
@@ -69,20 +79,18 @@ class Engine(Protocol):
     def run(self, tasks: Sequence[Task], until: float | None, tell: Tell) -> list[Outcome]: ...
 
 
-def run_task(task: Task, stop: Callable[[], bool], tell: Tell) -> Outcome:
+def run_task(task: Task, deadline: Deadline, tell: Tell) -> Outcome:
     """One environment to its end, to the deadline, or to its second failure. Never raises for what a run can raise."""
     for attempt in range(1, ATTEMPTS + 1):
         if is_held(Path(task.path)):
             return Outcome("running", "another process has it")
         try:
             if not is_trained(task):
-                _train(task, stop, tell)
+                _train(task, deadline, tell)
             if not is_trained(task):
                 return Outcome("stopped", "time is up; the next call goes on from here")
-            if not is_evaluated(task):
-                if stop():
-                    return Outcome("stopped", "trained, but no time left to evaluate; the next call does it")
-                _evaluate(task, tell)
+            if not is_evaluated(task) and not _evaluate(task, deadline, tell):
+                return Outcome("stopped", "trained, but no time left to evaluate; the next call does it")
             return Outcome("done")
         except Exception as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -98,6 +106,7 @@ def _train(task: Task, stop: Callable[[], bool], tell: Tell) -> None:
     tell(task, "starting")
     training.enable_cache()
     job = training.make_job(task.config)
+    job.check_population()
     folder, resume = open_folder(task)
 
     def show(first: int, block: dict[str, Any], observed: Any) -> None:
@@ -112,19 +121,48 @@ def _train(task: Task, stop: Callable[[], bool], tell: Tell) -> None:
         folder.unlock()
 
 
-def _evaluate(task: Task, tell: Tell) -> None:
-    """The target policy over whole episodes, once; the score of a run is that of the policy that collects."""
+def _evaluate(task: Task, deadline: Deadline, tell: Tell) -> bool:
+    """The target policy over whole episodes, once; the score of a run is that of the policy that collects.
+
+    Member by member, each kept on disk as soon as it is there, so that any number of short calls comes to an end;
+    whether all of them are there.
+    """
     from nextpolicy.run import api
 
-    tell(task, "evaluating the target policy")
     folder = hold(Path(task.path))
     try:
-        table = api.load(task.path).evaluate(task.evaluate_episodes)
-        write_json(folder.path / EVALUATION, table.to_dict("records"))
+        part = folder.path / PART
+        rows = _rows_so_far(part, task)
+        members = range(len(rows), len(task.config.members()))
+        if members and deadline.allows_evaluation():
+            tell(task, "evaluating the target policy")
+            evaluations = api.load(task.path).evaluations(members, task.evaluate_episodes)
+            while len(rows) < members.stop and deadline.allows_evaluation():
+                began = time.time()
+                rows.append(next(evaluations))
+                deadline.note_evaluation(time.time() - began)
+                write_json(part, {"evaluate_episodes": task.evaluate_episodes, "rows": rows})
+        if len(rows) < members.stop:
+            return False
+        write_json(folder.path / EVALUATION, rows)
+        part.unlink(missing_ok=True)
         if "reason" in folder.status():  # of an evaluation that failed before
             _set_status(folder, "finished")
+        return True
     finally:
         folder.unlock()
+
+
+def _rows_so_far(part: Path, task: Task) -> list[dict[str, Any]]:
+    """What earlier calls have evaluated, from the first member on; nothing where that is damaged or differs."""
+    try:
+        kept = json.loads(part.read_text())
+        rows = kept["rows"]
+        told = [(i, member.variant, member.seed) for i, member in enumerate(task.config.members())][: len(rows)]
+        same = [(row["member"], row["variant"], row["seed"]) for row in rows] == told
+        return rows if same and kept["evaluate_episodes"] == task.evaluate_episodes else []
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return []
 
 
 def _note_failure(task: Task, reason: str) -> None:
@@ -143,7 +181,7 @@ def _note_failure(task: Task, reason: str) -> None:
 
 def _set_status(folder: RunFolder, state: str, **facts: Any) -> None:
     """The status with these facts changed; a reason only if it is among them."""
-    kept = {k: v for k, v in folder.status().items() if k not in ("state", "time", "reason")}
+    kept = {k: v for k, v in folder.status().items() if k in ("rounds_done", "rounds", "env_steps")}
     folder.set_status(state, **{"rounds_done": 0, **kept, **facts})
 
 
@@ -261,8 +299,8 @@ def _words(outcome: Outcome) -> str:
 def make(name: str, *, address: str | None = None, cpus: float = 1, gpus: float | None = None) -> Engine:
     """The engine of this name."""
     for what, amount in (("cpus", cpus), ("gpus", gpus)):
-        if amount is not None and not (math.isfinite(amount) and amount >= 0):
-            raise SuiteError(f"{what}: got {amount}, takes a number of at least 0")
+        if amount is not None and not 0 <= amount <= 100_000:
+            raise SuiteError(f"{what}: got {amount}, takes a number of at least 0 and at most 100000")
     if name == "local":
         return LocalEngine()
     if name == "ray":

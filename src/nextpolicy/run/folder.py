@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nextpolicy._version import __version__
-from nextpolicy.config import ConfigError, TrainConfig
+from nextpolicy.config import ConfigError, TrainConfig, shown
 
 
 class RunError(ValueError):
@@ -37,7 +37,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    value = json.loads(path.read_text())
+    try:
+        value = json.loads(path.read_text())
+    except RecursionError:
+        raise ValueError("lists in lists without end") from None
     if not isinstance(value, dict):
         raise ValueError(f"got a {type(value).__name__}, takes an object")
     return value
@@ -105,10 +108,17 @@ class RunFolder:
 
     def raw_config(self) -> dict[str, Any]:
         """config.json as it stands."""
+        file = self.path / "config.json"
         try:
-            return _read_object(self.path / "config.json")
+            raw = _read_object(file)
         except ValueError as error:
-            raise RunError(f"run: {self.path / 'config.json'} is not JSON ({error}); the run cannot be read") from None
+            raise RunError(f"run: {file} is not JSON ({error}); the run cannot be read") from None
+        for name, kind in (("about", dict), ("custom", list)):
+            if not isinstance(raw.get(name, kind()), kind):
+                raise RunError(f"run: {file} has {name} = {shown(raw[name])}, takes a {kind.__name__}")
+        if not all(isinstance(name, str) for name in raw.get("custom", [])):
+            raise RunError(f"run: {file} has custom = {shown(raw['custom'])}, takes a list of names")
+        return raw
 
     def config(self) -> TrainConfig:
         """The configuration the run was made with."""
@@ -124,7 +134,7 @@ class RunFolder:
 
     def status(self) -> dict[str, Any]:
         try:
-            return _read_object(self.path / "status.json")
+            return {"state": "unknown", **_read_object(self.path / "status.json")}
         except (OSError, ValueError):
             return {"state": "unknown"}
 

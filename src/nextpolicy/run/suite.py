@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nextpolicy import presets
-from nextpolicy.config import ALGOS, ConfigError, TrainConfig, nearest
+from nextpolicy.config import ALGOS, ConfigError, TrainConfig, nearest, whole
 from nextpolicy.run.folder import RunError, RunFolder
 
 EVALUATION = "evaluation.json"  # in a run folder: the target policy over whole episodes, written once a run is finished
@@ -130,7 +130,7 @@ def from_toml(path: Path) -> Suite:
             raw = tomllib.load(file)
     except OSError as error:
         raise SuiteError(f"suite: {path} cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # what is not TOML or UTF-8, or has a number of too many digits
         raise SuiteError(f"suite: {path} is not TOML ({error})") from None
     try:
         return _validated(raw, path.stem)
@@ -153,8 +153,7 @@ def _validated(raw: dict[str, Any], stem: str) -> Suite:
     if not isinstance(name, str) or not re.fullmatch(r"[^/\\\0]*[^/\\\0.][^/\\\0]*", name):
         raise SuiteError(f"name: got {name!r}, takes a word that can be a folder's name")
     episodes = raw.get("evaluate_episodes", 32)
-    if not isinstance(episodes, int) or isinstance(episodes, bool) or episodes < 0:
-        raise SuiteError(f"evaluate_episodes: got {episodes!r}, takes a whole number of at least 0")
+    episodes = whole("evaluate_episodes", episodes, 0, 1_000_000)
     for table in ("fields", "environment"):
         if not isinstance(raw.get(table, {}), dict):
             raise SuiteError(f"{table}: got {raw[table]!r}, takes a table")
@@ -270,7 +269,7 @@ def state_of(task: Task) -> State:
         return State("left", 0, rounds)
     status = folder.status()
     state, reason, done = status.get("state"), str(status.get("reason", "")), status.get("rounds_done")
-    done = done if isinstance(done, int) else 0
+    done = done if isinstance(done, int) and 0 <= done <= rounds else 0
     if is_held(folder.path):
         return State("running", done, rounds)
     if state == "finished" and is_evaluated(task):
