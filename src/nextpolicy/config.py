@@ -395,9 +395,10 @@ def _convert(annotation: Any, raw: Any, info: FieldInfo) -> Any:
     if annotation is int:
         return _whole(raw)
     if annotation is float:
-        if isinstance(raw, (bool, np.bool_)):
-            raise ValueError
-        return float(raw)
+        number = math.nan if isinstance(raw, (bool, np.bool_)) else float(raw)
+        if isinstance(raw, (bool, np.bool_)) or (math.isinf(number) and "inf" not in str(raw).lower()):
+            raise ValueError  # 1e400 is not infinity, though Python reads it so
+        return number
     if not isinstance(raw, str):
         raise TypeError
     return raw
@@ -487,7 +488,9 @@ def _sweep(raw: Any) -> dict[str, tuple[float, ...]]:
     return swept
 
 
-_INT32 = 2**31 - 1  # rounds, samples of a batch and the like are int32 in compiled programs
+_INT32 = 2**31 - 1  # samples of a batch and the like are int32 in compiled programs
+_MOST_ROUNDS = 99_999_999  # names of metrics files have eight digits
+_EXACT = 2**24  # whole numbers up to here are themselves as float32, which the gate compares
 _FLOAT32 = 3.4e38  # what else is finite would be infinite there
 # The last float32 below 1: one nearer to it would be 1 in the compiled program.
 _BELOW_ONE = 1 - 2**-24
@@ -513,10 +516,10 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "rho_max": (0, math.inf, ""),
     "adam_eps": (0, 1e6, ""),
     "delta_v": (0, math.inf, ""),
-    "k_min": (1, _INT32, ""),
-    "k_max": (1, _INT32, ""),
+    "k_min": (1, _EXACT, ""),
+    "k_max": (1, _EXACT, ""),
     "decay_fraction": (0, 1, "in [0, 1]"),
-    "static_k": (1, _INT32, ""),
+    "static_k": (1, _EXACT, ""),
     "total_env_steps": (1, 10**15, ""),
     "devices": (0, 1_000_000, ""),
     "block_rounds": (0, _INT32, ""),
@@ -592,9 +595,9 @@ def _validate(config: TrainConfig) -> None:
             f"total_env_steps: got {config.run.total_env_steps}, takes at least one round of "
             f"num_envs x rollout_length = {config.batch_size} steps"
         )
-    if config.num_rounds > _INT32:
+    if config.num_rounds > _MOST_ROUNDS:
         raise ConfigError(
-            f"total_env_steps: got {config.run.total_env_steps}, takes at most {_INT32} rounds of "
+            f"total_env_steps: got {config.run.total_env_steps}, takes at most {_MOST_ROUNDS} rounds of "
             f"{config.batch_size} steps"
         )
     for member in members:

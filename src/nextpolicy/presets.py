@@ -132,6 +132,7 @@ def preset_for(env: str) -> str:
 
 def build(env: str, *, preset: str | None = None, **overrides: Any) -> TrainConfig:
     """The configuration for `env`: its preset (the paper's where there is one), then `overrides` by flat name."""
+    env = convert(FIELDS["env"], env)
     name = preset_for(env) if preset in (None, "paper") else preset
     if preset == "paper" and name == "default":
         raise ConfigError(f"preset: got 'paper' for {env}, which the paper does not treat; take 'default'")
