@@ -271,6 +271,11 @@ def test_names_of_other_libraries_suggest_ours(theirs: str, tmp_path: Path, caps
         assert f"did you mean '{option}'?" in capsys.readouterr().err
 
 
+def test_an_environment_by_another_name_is_shown_the_way() -> None:
+    said = one_line(ConfigError, lambda: nextpolicy.train(env_id="CartPole-v1"))
+    assert "unknown field 'env_id'; did you mean 'env'?" in said
+
+
 def test_help_is_a_command(capsys: pytest.CaptureFixture) -> None:
     assert cli.main(["help"]) == 0
     overview = capsys.readouterr().out

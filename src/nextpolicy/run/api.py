@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from nextpolicy import presets
-from nextpolicy.config import MOST_SEED, ConfigError, Member, TrainConfig, whole
+from nextpolicy.config import MOST_SEED, ConfigError, Member, TrainConfig, known_field, whole
 from nextpolicy.nets import build as nets
 from nextpolicy.run import checkpoint, metrics
 from nextpolicy.run.folder import RunError, RunFolder, fresh_path
@@ -55,6 +55,8 @@ def train(
     criterion  an object with `init()` and `update(state, diff, scale, params, progress)`; see core.gate.Criterion.
                `gate_params` (leaves with a leading member axis) is what its `params` will be.
     """
+    for name in fields:
+        known_field(name)
     if (env is None) == (env_fn is None):
         raise ConfigError("env: got both it and env_fn, or neither; takes one of them")
     _check_env_fn(env_fn)

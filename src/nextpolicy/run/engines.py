@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from nextpolicy.run.deadline import Deadline
 from nextpolicy.run.folder import RunError, RunFolder, write_json
 from nextpolicy.run.suite import (
     EVALUATION,
@@ -44,33 +45,6 @@ class Outcome(NamedTuple):
 
     state: str
     reason: str = ""
-
-
-class Deadline:
-    """Asked after every block: would one more, as long as the last, end too late?"""
-
-    def __init__(self, at: float | None) -> None:
-        self.at, self.last, self.opening, self.evaluation = at, time.time(), 0.0, 0.0
-        self.is_opening = True  # no block has ended since the start
-
-    def __call__(self) -> bool:
-        now = time.time()
-        took, self.last = now - self.last, now
-        if self.is_opening:
-            self.opening, self.is_opening = max(self.opening, took), False
-        return self.at is not None and now + took > self.at
-
-    def allows_start(self) -> bool:
-        """Whether an environment begun now would come to its first checkpoint, if that takes as long as ever before."""
-        self.last, self.is_opening = time.time(), True
-        return self.at is None or self.last + self.opening < self.at
-
-    def allows_evaluation(self) -> bool:
-        """Whether a member evaluated now would be done in time, if it takes as long as any before it."""
-        return self.at is None or time.time() + self.evaluation < self.at
-
-    def note_evaluation(self, took: float) -> None:
-        self.evaluation = max(self.evaluation, took)
 
 
 class Engine(Protocol):
@@ -129,20 +103,20 @@ def _evaluate(task: Task, deadline: Deadline, tell: Tell) -> bool:
     """
     from nextpolicy.run import api
 
+    if not deadline.allows_evaluation():
+        return False
+    tell(task, "evaluating the target policy")
     folder = hold(Path(task.path))
     try:
-        part = folder.path / PART
+        part, count = folder.path / PART, len(task.config.members())
         rows = _rows_so_far(part, task)
-        members = range(len(rows), len(task.config.members()))
-        if members and deadline.allows_evaluation():
-            tell(task, "evaluating the target policy")
-            evaluations = api.load(task.path).evaluations(members, task.evaluate_episodes)
-            while len(rows) < members.stop and deadline.allows_evaluation():
-                began = time.time()
-                rows.append(next(evaluations))
-                deadline.note_evaluation(time.time() - began)
-                write_json(part, {"evaluate_episodes": task.evaluate_episodes, "rows": rows})
-        if len(rows) < members.stop:
+        evaluations = api.load(task.path).evaluations(range(len(rows), count), task.evaluate_episodes)
+        while len(rows) < count and deadline.allows_evaluation():
+            began = time.time()
+            rows.append(next(evaluations))
+            deadline.evaluation = max(deadline.evaluation, time.time() - began)
+            write_json(part, {"evaluate_episodes": task.evaluate_episodes, "rows": rows})
+        if len(rows) < count:
             return False
         write_json(folder.path / EVALUATION, rows)
         part.unlink(missing_ok=True)
