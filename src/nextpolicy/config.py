@@ -77,7 +77,9 @@ class PPOConfig:
 
     rollout_length: int = _field(128, "Steps each environment takes per round.")
     epochs: int = _field(4, "Passes over a round's batch.")
-    minibatch_size: int = _field(1024, "Samples per gradient step; must divide num_envs * rollout_length.")
+    minibatch_size: int = _field(
+        1024, "Samples per gradient step; must divide num_envs * rollout_length (a preset's is made to)."
+    )
     learning_rate: float = _field(3e-4, "Adam's learning rate at the start.", traced=True)
     learning_rate_final: float = _field(
         0.0, "Learning rate at the end; it falls linearly with the rounds.", traced=True
@@ -214,7 +216,7 @@ class TrainConfig:
         names = ("delta_v", "k_min", "k_max", "decay_fraction", "decay_k_max")
         return GateParams(*(self.value(n, member) for n in names))
 
-    def replace(self, **changes: Any) -> TrainConfig:
+    def replace(self, /, **changes: Any) -> TrainConfig:
         """A copy with fields changed by their flat names; values may be strings as on a command line."""
         groups: dict[str, dict[str, Any]] = {}
         for name, raw in changes.items():

@@ -16,6 +16,7 @@ BAD_ENVS = words(
     "cartpole four-rooms/x gymnax/ gymnax/NoSuch / gym/ gym/NoSuch-v0 gym/no.such.module:X-v0 atari/NoSuch custom/x"
 )
 ENVS = GOOD_ENVS * 8 + BAD_ENVS
+ENV_OPTIONS = words("noise time_limit start goal gamma groups max_steps_in_episode gravity env name self env_params x")
 RUNS = words("../precious/run ../precious/stopped") * 6 + words("../precious ../precious/notes.txt nowhere . ..")
 FOLDERS = ["new"] * 8 + RUNS
 FILES = words("new.html new.gif new.json") * 3
@@ -36,7 +37,7 @@ OPTIONS = {  # beside the fields of training
     "bench": {
         **{"--contenders": ["ppo", "simulator", "all", "ppo,ppo", "brax", "sbx"], "--members": ["1", "1,3"]},
         **{"--num-envs": ["8", "8,16"], "--seconds": ["1"], "--repeats": ["2"], "--until-return": ["9"]},
-        **{"--compile-threads": ["2"], "--set": ["epochs=2", "x=1", "seeds=2"], "--out": FILES},
+        **{"--compile-threads": ["2"], "--set": ["epochs=2", "x=1", "seeds=2", "env=x", "num_envs=8"], "--out": FILES},
         **{"--peer-python": ["sbx=python", "x"], "--purejaxrl": ["nowhere"]},
     },
     "suite run": {
@@ -74,10 +75,10 @@ def sensible(rng: random.Random, name: str) -> str:
         return rng.choice(["ppo", "sv-dynamic", "ppo,sv-static"])
     if name == "hidden":
         return rng.choice(["8", "64,64"])
-    if name in ("env_options", "sweep"):
-        return rng.choice(
-            ["noise=none", "lam=0.9,0.95", "learning_rate=1e-3", "k_max=20,40", "after=3", "x=1", "hidden=8"]
-        )
+    if name == "env_options":
+        return rng.choice(["noise=none", "time_limit=9", f"{rng.choice(ENV_OPTIONS)}={text(rng)}"])
+    if name == "sweep":
+        return rng.choice(["lam=0.9,0.95", "learning_rate=1e-3", "k_max=20,40", "x=1", "hidden=8", f"lam={text(rng)}"])
     if get_origin(kind) is Literal:
         return rng.choice(get_args(kind))
     if kind is bool:

@@ -57,7 +57,7 @@ WORDS = [
 MISSPELT = words(
     "lr n_envs n-envs ent_coef vf_coef total_timesteps n_steps num_steps num_minibatches n_epochs update_epochs "
     "batch_size gae_lambda clip_range clip_coef clip_eps anneal_lr seed env_id total_steps policy_kwargs "
-    "normalize_advantage learning-rat num_envs LR GAMMA verbose device x y-z"
+    "normalize_advantage learning-rat num_envs LR GAMMA verbose device x y-z preset env self"
 )
 
 

@@ -131,7 +131,7 @@ def _fields(pairs: list[str]) -> dict[str, Any]:
         if "=" not in pair or pair.split("=")[0] not in FIELDS:
             hint = nearest(pair.split("=")[0], FIELDS)
             raise ConfigError(f"set: got {shown(pair)}, takes name=value with the name of a config field{hint}")
-    for name, instead in {"algo": "--contenders", "seeds": "--members"}.items():
+    for name, instead in {"algo": "--contenders", "seeds": "--members", "env": "the work"}.items():
         if name in fields:
             raise ConfigError(f"set: got {name}, which contenders have each their own; takes {instead} instead")
     return fields

@@ -164,7 +164,7 @@ def _validated(raw: dict[str, Any], stem: str) -> Suite:
         if not isinstance(fields, dict):
             raise SuiteError(f"environment.{env!r}: got {fields!r}, takes a table of fields")
     for where in (raw.get("fields", {}), *own.values()):
-        for key in ("algo", "seeds", "env"):
+        for key in ("algo", "seeds", "preset", "env"):
             if key in where:
                 raise SuiteError(f"{key}: is a key of the suite itself, not of its fields")
     algo, seeds, preset = raw.get("algo", list(ALGOS)), raw.get("seeds", 8), raw.get("preset")
