@@ -180,6 +180,12 @@ def test_an_evaluation_of_no_member_is_one_line(folder: Path, member: str) -> No
     assert "evaluation.json cannot be read (member: got " in one_line(report.ReportError, lambda: report.load(folder))
 
 
+@pytest.mark.parametrize("mean", ["Infinity", "1e300", '"x"', "[]", "1" * 400])
+def test_an_evaluation_without_a_mean_is_one_line(folder: Path, mean: str) -> None:
+    (folder / "evaluation.json").write_text(f'[{{"member": 0, "mean": {mean}}}]')
+    assert "evaluation.json cannot be read" in one_line(report.ReportError, lambda: report.load(folder))
+
+
 @pytest.mark.parametrize("status", ["{}", '{"rounds_done": 1e400}', f'{{"state": [], "rounds_done": {10**400}}}'])
 def test_a_status_of_nonsense_is_read_as_unknown(folder: Path, status: str, tmp_path: Path) -> None:
     (folder / "status.json").write_text(status)

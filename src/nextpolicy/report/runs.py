@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from nextpolicy._version import __version__
-from nextpolicy.config import MOST_MEMBERS, ConfigError, Member, TrainConfig, whole
+from nextpolicy.config import MOST_MEMBERS, ConfigError, Member, TrainConfig, shown, whole
 from nextpolicy.presets import preset_for
 
 DEPTH = 3  # how far below a given folder runs are looked for
@@ -118,9 +118,17 @@ def _evaluation(path: Path) -> dict[int, float]:
         return {}
     try:
         rows = json.loads(file.read_text())
-        return {whole("member", row["member"], 0, MOST_MEMBERS): float(row["mean"]) for row in rows}
+        return {whole("member", row["member"], 0, MOST_MEMBERS): _mean_return(row["mean"]) for row in rows}
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ReportError(f"run {path}: evaluation.json cannot be read ({error})") from None
+
+
+def _mean_return(raw: Any) -> float:
+    """A mean of returns: NaN, or of a size that float32 numbers can have, so that ratios of two are finite."""
+    mean = float(raw)
+    if abs(mean) > 3.5e38:
+        raise ValueError(f"mean: got {shown(raw)}, takes a finite number")
+    return 0.0 if abs(mean) < 1e-45 else mean
 
 
 def _metrics(path: Path, about: dict[str, Any]) -> pd.DataFrame:
