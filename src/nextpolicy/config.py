@@ -6,16 +6,22 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 import json
 import math
+import operator
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import numpy as np
 
 from nextpolicy.core.gate import GateParams
 
 ALGOS = ("ppo", "sv-static", "sv-dynamic")
+MOST_MEMBERS = 10_000  # of one population; counted before any is made, so that no number of seeds fills the memory
+MOST_SEED = 2**32 - 1
 
 
 class ConfigError(ValueError):
@@ -71,7 +77,9 @@ class PPOConfig:
 
     rollout_length: int = _field(128, "Steps each environment takes per round.")
     epochs: int = _field(4, "Passes over a round's batch.")
-    minibatch_size: int = _field(1024, "Samples per gradient step; must divide num_envs * rollout_length.")
+    minibatch_size: int = _field(
+        1024, "Samples per gradient step; must divide num_envs * rollout_length (a preset's is made to)."
+    )
     learning_rate: float = _field(3e-4, "Adam's learning rate at the start.", traced=True)
     learning_rate_final: float = _field(
         0.0, "Learning rate at the end; it falls linearly with the rounds.", traced=True
@@ -132,11 +140,15 @@ class RunConfig:
     sweep: dict[str, tuple[float, ...]] = _field(
         {}, "Traced fields to vary, e.g. learning_rate=1e-4,3e-4; every combination becomes a member."
     )
-    population: Literal["auto", "vmap", "map"] = _field(
-        "auto", "Members side by side (vmap) or one after another (map); auto goes by the device."
+    population: Literal["auto", "vmap", "map", "force-vmap"] = _field(
+        "auto",
+        "Members side by side (vmap) or one after another (map); auto goes by the device. "
+        "vmap is an error on a CPU, where it can hang; force-vmap takes the risk.",
     )
     devices: int = _field(0, "Local devices to spread over; 0 takes all of them.")
-    block_rounds: int = _field(0, "Rounds between visits of the host; 0 aims at a few seconds.")
+    block_rounds: int = _field(
+        0, "Rounds between visits of the host, which comes after 512 of them at the latest; 0 aims at a few seconds."
+    )
     tensorboard: bool = _field(False, "Whether metrics also go to TensorBoard files in the run folder.")
     wandb: str = _field("", "Weights & Biases project that metrics also go to; empty for none.")
     keep_checkpoints: int = _field(2, "Checkpoints kept; the newest whole one is resumed from.")
@@ -204,7 +216,7 @@ class TrainConfig:
         names = ("delta_v", "k_min", "k_max", "decay_fraction", "decay_k_max")
         return GateParams(*(self.value(n, member) for n in names))
 
-    def replace(self, **changes: Any) -> TrainConfig:
+    def replace(self, /, **changes: Any) -> TrainConfig:
         """A copy with fields changed by their flat names; values may be strings as on a command line."""
         groups: dict[str, dict[str, Any]] = {}
         for name, raw in changes.items():
@@ -256,16 +268,61 @@ def _fields() -> Iterator[FieldInfo]:
 FIELDS: dict[str, FieldInfo] = {info.name: info for info in _fields()}
 
 
-def nearest(got: str, known: Mapping[str, Any] | list[str]) -> str:
-    """`; did you mean 'x'?` where something is close, else nothing."""
-    close = difflib.get_close_matches(got, list(known), n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+# Our field for what Stable-Baselines3, CleanRL, PureJaxRL, rejax and Brax call it.
+OTHER_NAMES: dict[str, str] = {
+    theirs: ours
+    for ours, names in {
+        "env": "env_id env_name",
+        "env_options": "env_kwargs env_params",
+        "num_envs": "n_envs",
+        "hidden": "policy_kwargs net_arch agent_kwargs network_factory",
+        "activation": "activation_fn",
+        "rollout_length": "n_steps num_steps unroll_length",
+        "epochs": "n_epochs num_epochs update_epochs num_updates_per_batch",
+        "minibatch_size": "batch_size num_minibatches",
+        "learning_rate": "lr",
+        "learning_rate_final": "anneal_lr",
+        "gamma": "discount discounting",
+        "lam": "gae_lambda lambda lambda_",
+        "clip": "clip_range clip_coef clip_eps clip_epsilon clipping_epsilon",
+        "value_clip": "clip_range_vf clip_vloss",
+        "value_coef": "vf_coef value_loss_coef",
+        "entropy_coef": "ent_coef entropy_cost",
+        "advantage_norm": "normalize_advantage norm_adv",
+        "normalise_obs": "normalize_obs normalize_observations",
+        "normalise_reward": "normalize_reward normalize_rewards",
+        "total_env_steps": "total_timesteps total_steps num_timesteps",
+        "seeds": "seed",
+        "devices": "device cuda max_devices_per_host",
+        "tensorboard": "tensorboard_log",
+        "wandb": "wandb_project_name track",
+        "block_rounds": "log_interval",
+        "quiet": "verbose",
+        "out": "exp_name",
+        "episodes": "n_eval_episodes",
+        "greedy": "deterministic",
+        "video": "capture_video",
+    }.items()
+    for theirs in names.split()
+}
+
+
+def nearest(got: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` where something is close, or is our name for `got`; else nothing."""
+    known, bare = list(known), lambda name: name.lstrip("-").replace("-", "_").lower()
+    ours = OTHER_NAMES.get(bare(got), "")
+    same = [name for name in known if bare(name) == (ours or bare(got))]
+    close = same or difflib.get_close_matches(got[:200], known, n=3, cutoff=0.5)
+    # A name of another library may stand for something else, as a number of minibatches does for their size.
+    meaning = f" ({FIELDS[ours].help})" if same and ours in FIELDS else ""
+    return f"; did you mean {' or '.join(map(repr, close))}?{meaning}" if close else ""
 
 
 def known_field(name: str) -> FieldInfo:
     """The field of this name, or an error that suggests the nearest."""
     if name not in FIELDS:
-        raise ConfigError(f"unknown field {name!r}{nearest(name, FIELDS) or '; `nextpolicy train --help` lists them'}")
+        hint = nearest(name, FIELDS) or "; `nextpolicy train --help` lists them"
+        raise ConfigError(f"unknown field {shown(name)}{hint}")
     return FIELDS[name]
 
 
@@ -276,7 +333,28 @@ def convert(info: FieldInfo, raw: Any) -> Any:
     except ConfigError:
         raise
     except (ValueError, TypeError, OverflowError):
-        raise ConfigError(f"{info.name}: got {raw!r}, takes {describe(info)}") from None
+        raise ConfigError(f"{info.name}: got {shown(raw)}, takes {describe(info)}") from None
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it: one line, not longer than it needs."""
+    try:
+        text = f"{value:.12g}" if isinstance(value, float) else repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, or a list in a list in a list ...
+        return f"{type(value).__name__} too large to show"
+    text = " ".join(text.split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def whole(name: str, got: Any, low: int, high: int) -> int:
+    """`got` as a whole number from `low` to `high`, or an error that names both."""
+    try:
+        number = _whole(got)
+    except (ValueError, TypeError, OverflowError):
+        number = low - 1
+    if not low <= number <= high:
+        raise ConfigError(f"{name}: got {shown(got)}, takes a whole number of at least {low} and at most {high}")
+    return number
 
 
 def describe(info: FieldInfo) -> str:
@@ -305,25 +383,53 @@ def _convert(annotation: Any, raw: Any, info: FieldInfo) -> Any:
     if origin is Literal:
         choices = list(typing.get_args(annotation))
         if raw not in choices:
-            raise ConfigError(f"{info.name}: got {raw!r}, takes {describe(info)}{nearest(str(raw), choices)}")
+            hint = nearest(raw, choices) if isinstance(raw, str) else ""
+            raise ConfigError(f"{info.name}: got {shown(raw)}, takes {describe(info)}{hint}")
         return raw
     if origin is tuple:
         inner = typing.get_args(annotation)[0]
         items = raw.split(",") if isinstance(raw, str) else raw if isinstance(raw, (list, tuple)) else [raw]
         return tuple(_convert(inner, item, info) for item in items)
     if origin is dict:
-        return _pairs(raw)
+        return {name: _plain(value) for name, value in _pairs(raw).items()}
     if annotation is bool:
         return _boolean(raw)
     if annotation is int:
-        if isinstance(raw, bool) or float(raw) != int(float(raw)):
-            raise ValueError
-        return int(raw) if isinstance(raw, int) else int(float(raw))
+        return _whole(raw)
     if annotation is float:
-        if isinstance(raw, bool):
-            raise ValueError
-        return float(raw)
-    return str(raw)
+        number = math.nan if isinstance(raw, (bool, np.bool_)) else float(raw)
+        if isinstance(raw, (bool, np.bool_)) or (math.isinf(number) and "inf" not in str(raw).lower()):
+            raise ValueError  # 1e400 is not infinity, though Python reads it so
+        return number
+    if not isinstance(raw, str):
+        raise TypeError
+    return raw
+
+
+def _whole(raw: Any) -> int:
+    """A whole number, exact however large; `1e6` and 8.0 are whole too."""
+    if isinstance(raw, (bool, np.bool_)):
+        raise TypeError
+    try:
+        return int(raw) if isinstance(raw, str) else operator.index(raw)
+    except (ValueError, TypeError):
+        number = float(raw)
+    if not number.is_integer():
+        raise ValueError
+    return int(number)
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """An option's value if JSON can hold it: the run folder must give back what the environment was made with."""
+    if isinstance(value, Mapping) and depth < 8:
+        return {str(name): _plain(inner, depth + 1) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)) and depth < 8:
+        items = [_plain(inner, depth + 1) for inner in value]
+        return items if isinstance(value, list) else tuple(items)
+    number = isinstance(value, (int, float)) and -(2**63) <= value < 2**63  # NaN and infinities are not
+    if not number and not isinstance(value, (str, bool, type(None))):
+        raise ConfigError(f"env_options: got {shown(value)}, takes text, finite numbers, true, false or lists of them")
+    return value
 
 
 def _boolean(raw: Any) -> bool:
@@ -335,19 +441,25 @@ def _boolean(raw: Any) -> bool:
 
 
 def _seeds(raw: Any) -> tuple[int, ...]:
-    if isinstance(raw, str):
-        raw = [int(x) for x in raw.split(",")] if "," in raw else int(raw)
-    if isinstance(raw, int) and not isinstance(raw, bool):
-        if raw < 1:
-            raise ConfigError(f"seeds: got {raw}, takes a number of seeds of at least 1, or several seeds")
-        return tuple(range(raw))
-    return tuple(int(x) for x in raw)
+    if isinstance(raw, str) and "," in raw:
+        raw = raw.split(",")
+    if not isinstance(raw, (str, bytes, Mapping)) and isinstance(raw, Iterable):
+        return tuple(_whole(seed) for seed in itertools.islice(raw, MOST_MEMBERS + 1))
+    number = _whole(raw)
+    if not 1 <= number <= MOST_MEMBERS:
+        raise ConfigError(
+            f"seeds: got {shown(number)}, takes a number of seeds of at least 1 and at most {MOST_MEMBERS}, "
+            "or several seeds separated by commas"
+        )
+    return tuple(range(number))
 
 
 def _pairs(raw: Any) -> dict[str, Any]:
     if isinstance(raw, Mapping):
         return {str(k): v for k, v in raw.items()}
     items = [raw] if isinstance(raw, str) else list(raw)
+    if not all(isinstance(item, str) for item in items):
+        raise TypeError
     pairs = [part.split("=", 1) for item in items for part in item.split()]
     return {name: _literal(value) for name, value in pairs}
 
@@ -372,56 +484,109 @@ def _sweep(raw: Any) -> dict[str, tuple[float, ...]]:
         parts = (
             values.split(",") if isinstance(values, str) else values if isinstance(values, (list, tuple)) else [values]
         )
-        swept[name] = tuple(_convert(info.annotation, v, info) for v in parts)
+        swept[name] = tuple(convert(info, v) for v in parts)
+        if not swept[name]:
+            raise ConfigError(f"sweep: got no value for {name}, takes one or more")
     return swept
 
 
+_INT32 = 2**31 - 1  # samples of a batch and the like are int32 in compiled programs
+_MOST_ROUNDS = 99_999_999  # names of metrics files have eight digits
+_EXACT = 2**24  # whole numbers up to here are themselves as float32, which the gate compares
+_FLOAT32 = 3.4e38  # what else is finite would be infinite there
+# The last float32 below 1: one nearer to it would be 1 in the compiled program.
+_BELOW_ONE = 1 - 2**-24
+
+# Every number has bounds; `math.inf` as the upper one says that infinity itself is taken and has a meaning.
 _RANGES: dict[str, tuple[float, float, str]] = {
-    "num_envs": (1, math.inf, "at least 1"),
-    "rollout_length": (1, math.inf, "at least 1"),
-    "epochs": (1, math.inf, "at least 1"),
-    "minibatch_size": (1, math.inf, "at least 1"),
-    "warmup_steps": (0, math.inf, "at least 0"),
-    "total_env_steps": (1, math.inf, "at least 1"),
-    "learning_rate": (0, math.inf, "at least 0"),
-    "learning_rate_final": (0, math.inf, "at least 0"),
-    "gamma": (0, math.nextafter(1, 0), "in [0, 1)"),
+    "num_envs": (1, 1_000_000, ""),
+    "warmup_steps": (0, _INT32, ""),
+    "log_std_init": (-20, 20, ""),
+    "rollout_length": (1, 1_000_000, ""),
+    "epochs": (1, 10_000, ""),
+    "minibatch_size": (1, _INT32, ""),
+    "learning_rate": (0, 1e6, ""),
+    "learning_rate_final": (0, 1e6, ""),
+    "gamma": (0, _BELOW_ONE, "in [0, 1)"),
     "lam": (0, 1, "in [0, 1]"),
-    "clip": (0, math.inf, "at least 0"),
-    "value_clip": (0, math.inf, "at least 0"),
-    "value_coef": (0, math.inf, "at least 0"),
-    "max_grad_norm": (0, math.inf, "at least 0"),
-    "rho_min": (0, math.inf, "at least 0"),
-    "rho_max": (0, math.inf, "at least 0"),
-    "adam_eps": (0, math.inf, "at least 0"),
-    "delta_v": (0, math.inf, "at least 0"),
-    "k_min": (1, math.inf, "at least 1"),
-    "k_max": (1, math.inf, "at least 1"),
-    "static_k": (1, math.inf, "at least 1"),
+    "clip": (0, math.inf, ""),
+    "value_clip": (0, math.inf, ""),
+    "value_coef": (0, 1e6, ""),
+    "entropy_coef": (-1e6, 1e6, ""),
+    "max_grad_norm": (0, math.inf, ""),
+    "rho_min": (0, 1e6, ""),
+    "rho_max": (0, math.inf, ""),
+    "adam_eps": (0, 1e6, ""),
+    "delta_v": (0, math.inf, ""),
+    "k_min": (1, _EXACT, ""),
+    "k_max": (1, _EXACT, ""),
     "decay_fraction": (0, 1, "in [0, 1]"),
-    "devices": (0, math.inf, "at least 0"),
-    "block_rounds": (0, math.inf, "at least 0"),
-    "keep_checkpoints": (1, math.inf, "at least 1"),
+    "static_k": (1, _EXACT, ""),
+    "total_env_steps": (1, 10**15, ""),
+    "devices": (0, 1_000_000, ""),
+    "block_rounds": (0, _INT32, ""),
+    "keep_checkpoints": (1, 1_000_000, ""),
 }
+
+
+def _check_number(name: str, got: Any) -> None:
+    """`got` is a number of the field's type and inside its bounds."""
+    low, high, words = _RANGES[name]
+    kinds: Any = int if FIELDS[name].annotation is int else (int, float)
+    finite_enough = isinstance(got, kinds) and (abs(got) <= _FLOAT32 or got == math.inf)
+    if isinstance(got, bool) or not finite_enough or not low <= got <= high:
+        top = f"{_FLOAT32:g}, or inf" if high == math.inf else f"{high:.16g}"
+        kind = "whole number" if kinds is int else "number"
+        words = words or f"of at least {low:.16g} and at most {top}"
+        raise ConfigError(f"{name}: got {shown(got)}, takes a {kind} {words}")
+
+
+def _check_types(config: TrainConfig) -> None:
+    """What comes from `TrainConfig(...)` itself has not been converted; numbers are checked by their bounds."""
+    for name, info in FIELDS.items():
+        if name not in _RANGES:
+            got, kind = config.value(name), typing.get_origin(info.annotation) or info.annotation
+            convert(info, got)
+            kinds: Any = {tuple: (tuple, list), dict: Mapping, bool: bool}.get(kind, str)
+            if not isinstance(got, kinds):
+                raise ConfigError(f"{name}: got {shown(got)}, takes {describe(info)}")
+
+
+def _check_members(config: TrainConfig) -> None:
+    """How many members there would be, counted before any is made."""
+    swept = math.prod(len(values) for values in config.run.sweep.values())
+    count = len(config.run.seeds) * len(config.gate.algo) * swept
+    if not 1 <= count <= MOST_MEMBERS:
+        raise ConfigError(
+            f"seeds, algo, sweep: got {count} members, seeds {len(config.run.seeds)} x algorithms "
+            f"{len(config.gate.algo)} x swept values {swept}, takes at least 1 and at most {MOST_MEMBERS}"
+        )
 
 
 def _validate(config: TrainConfig) -> None:
     """Everything that can be known to be wrong before an environment is made."""
-    for name, (low, high, words) in _RANGES.items():
+    _check_types(config)
+    for name in _RANGES:
         for got in (config.value(name), *config.run.sweep.get(name, ())):
-            if not low <= got <= high:
-                raise ConfigError(f"{name}: got {got:g}, takes a number {words}")
-    if not config.net.hidden or min(config.net.hidden) < 1:
-        raise ConfigError(f"hidden: got {config.net.hidden}, takes one or more widths of at least 1")
-    if not config.run.seeds or min(config.run.seeds) < 0 or max(config.run.seeds) >= 2**32:
-        raise ConfigError(f"seeds: got {config.run.seeds}, takes one or more whole numbers from 0 to 2^32 - 1")
+            _check_number(name, got)
+    hidden, seeds = config.net.hidden, config.run.seeds
+    if not 1 <= len(hidden) <= 100 or min(hidden) < 1 or max(hidden) > 100_000:
+        raise ConfigError(f"hidden: got {shown(hidden)}, takes 1 to 100 widths of at least 1 and at most 100000")
+    if not seeds or min(seeds) < 0 or max(seeds) > MOST_SEED:
+        raise ConfigError(f"seeds: got {shown(seeds)}, takes one or more whole numbers from 0 to 2^32 - 1")
     for algo in config.gate.algo:
         if algo not in ALGOS:
             raise ConfigError(
-                f"algo: got {algo!r}, takes one or several of {', '.join(ALGOS)}{nearest(algo, list(ALGOS))}"
+                f"algo: got {shown(algo)}, takes one or several of {', '.join(ALGOS)}{nearest(algo, list(ALGOS))}"
             )
-    if len(set(config.members())) != len(config.members()):
+    _check_members(config)
+    members = config.members()
+    if len(set(members)) != len(members):
         raise ConfigError("seeds, algo, sweep: got a repeated value, takes each once")
+    if config.batch_size > _INT32:
+        raise ConfigError(
+            f"num_envs, rollout_length: got a batch of {config.batch_size} samples, takes at most {_INT32}"
+        )
     if config.batch_size % config.ppo.minibatch_size:
         raise ConfigError(
             f"minibatch_size: got {config.ppo.minibatch_size}, takes a divisor of the batch, "
@@ -432,7 +597,12 @@ def _validate(config: TrainConfig) -> None:
             f"total_env_steps: got {config.run.total_env_steps}, takes at least one round of "
             f"num_envs x rollout_length = {config.batch_size} steps"
         )
-    for member in config.members():
+    if config.num_rounds > _MOST_ROUNDS:
+        raise ConfigError(
+            f"total_env_steps: got {config.run.total_env_steps}, takes at most {_MOST_ROUNDS} rounds of "
+            f"{config.batch_size} steps"
+        )
+    for member in members:
         k_min, k_max = config.value("k_min", member), config.value("k_max", member)
         if member.algo == "sv-dynamic" and k_min > k_max:
             raise ConfigError(f"k_min: got {k_min:g} with k_max {k_max:g}, takes a number of at most k_max")

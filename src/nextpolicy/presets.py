@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from nextpolicy.config import ConfigError, TrainConfig, nearest
+from nextpolicy.config import FIELDS, ConfigError, TrainConfig, convert, nearest
 
 _SMALL_CNN: dict[str, Any] = {"torso": "small-cnn", "hidden": (128,), "activation": "relu", "layer_norm": True}
 
@@ -131,10 +132,21 @@ def preset_for(env: str) -> str:
 
 def build(env: str, *, preset: str | None = None, **overrides: Any) -> TrainConfig:
     """The configuration for `env`: its preset (the paper's where there is one), then `overrides` by flat name."""
+    env = convert(FIELDS["env"], env)
     name = preset_for(env) if preset in (None, "paper") else preset
     if preset == "paper" and name == "default":
         raise ConfigError(f"preset: got 'paper' for {env}, which the paper does not treat; take 'default'")
     if name not in PRESETS:
         known = ["paper", *PRESETS]
         raise ConfigError(f"preset: got {preset!r}, takes one of {', '.join(known)}{nearest(str(name), known)}")
-    return TrainConfig().replace(**{**PRESETS[name], "env": env, **overrides})
+    return TrainConfig().replace(**{**PRESETS[name], "env": env, **_fitting(PRESETS[name], overrides), **overrides})
+
+
+def _fitting(preset: dict[str, Any], overrides: dict[str, Any]) -> dict[str, int]:
+    """A minibatch size for a batch that the preset's does not divide: as many minibatches, or nearly, as it has."""
+    batch = {name: convert(FIELDS[name], {**preset, **overrides}[name]) for name in ("num_envs", "rollout_length")}
+    size, samples = preset["minibatch_size"], math.prod(batch.values())
+    if "minibatch_size" in overrides or min(batch.values()) < 1 or samples % size == 0:
+        return {}
+    wanted = preset["num_envs"] * preset["rollout_length"] // size
+    return {"minibatch_size": samples // max(n for n in range(1, wanted + 1) if samples % n == 0)}

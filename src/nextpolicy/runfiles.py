@@ -80,7 +80,10 @@ def overwrite_json(path: Path, value: Any) -> None:
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; ValueError if it is none."""
-    value = json.loads(path.read_text())
+    try:
+        value = json.loads(path.read_text())
+    except RecursionError:
+        raise ValueError("lists in lists without end") from None
     if not isinstance(value, dict):
         raise ValueError(f"expected an object, got a {type(value).__name__}")
     return value

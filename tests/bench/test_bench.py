@@ -164,7 +164,7 @@ def test_works_compiled_side_by_side_are_told_in_order_and_one_that_fails_loses_
         (["--members", "0"], "members: got '0'"),
         (["--members", "x"], "members: got 'x'"),
         (["--num-envs", "8,0"], "num-envs: got '8,0'"),
-        (["--repeats", "0"], "repeats: got less than 1"),
+        (["--repeats", "0"], "repeats: got 0, takes a whole number of at least 1"),
         (["--set", "num_env=3"], "set: got 'num_env=3'"),
         (["--contenders", "all", "--members", "4"], "all: got 4 members, takes a multiple of 3"),
         (["--contenders", "purejaxrl"], "takes --purejaxrl with the path"),

@@ -106,7 +106,7 @@ def test_policy_takes_one_observation_or_a_batch(run: nextpolicy.Run) -> None:
     assert (act(obs) != run.policy("behaviour", member=0)(obs)).any()
     with pytest.raises(ValueError, match=r"obs: got shape \(5, 4\), takes \(3,\)"):
         act(np.zeros((5, 4), np.float32))
-    with pytest.raises(ConfigError, match="member: got 4, takes a number from 0 to 3"):
+    with pytest.raises(ConfigError, match="member: got 4, takes a whole number of at least 0 and at most 3"):
         run.policy(member=4)
 
 

@@ -98,6 +98,48 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     # other commands
     (["trian", "four-rooms"], ["unknown command 'trian'", "'train'"]),
     (["frobnicate"], ["takes one of train, resume"]),
+    (["help", "trian"], ["unknown command 'trian'", "'train'"]),
+    # numbers without end
+    (
+        ["train", "four-rooms", "--block-rounds", "1e18"],
+        ["block_rounds: got 1000000000000000000", "at most 2147483647"],
+    ),
+    (["train", "four-rooms", "--total-env-steps", "1e300"], ["total_env_steps: got 1000", "at most 1000000000000000"]),
+    (["train", "four-rooms", "--total-env-steps", "1e15"], ["takes at most 99999999 rounds of 1024 steps"]),
+    (["train", "four-rooms", "--seeds", "983505767519"], ["seeds: got 983505767519", "at most 10000"]),
+    (
+        ["train", "four-rooms", "--seeds", "4000", "--sweep", "lam=0.9,0.95,0.99"],
+        ["got 12000 members", "at most 10000"],
+    ),
+    (["train", "four-rooms", "--num-envs", "1e6", "--rollout-length", "1e6"], ["a batch of 1000000000000 samples"]),
+    (["train", "four-rooms", "--hidden", "1000000000"], ["hidden: got (1000000000,)", "at most 100000"]),
+    (["train", "four-rooms", "--entropy-coef", "nan"], ["entropy_coef: got nan, takes a number of at least -1000000"]),
+    (["train", "four-rooms", "--log-std-init", "nan"], ["log_std_init: got nan"]),
+    (["train", "four-rooms", "--value-clip", "1e300"], ["value_clip: got 1e+300", "or inf"]),
+    (["train", "four-rooms", "--env-options", "x=nan"], ["env_options: got nan, takes text, finite numbers"]),
+    (["study", "theory", "--cases", "1e9"], ["--cases"]),
+    (["study", "theory", "--seed=-1"], ["seed: got -1"]),
+    (["study", "theory", "--samples", "nan"], ["samples: got nan"]),
+    (["study", "four-rooms", "--rounds", "1000000000000"], ["rounds: got 1000000000000", "at most 2147483647"]),
+    (["bench", "four-rooms", "--members", "983505767519"], ["members: got '983505767519'", "at most 10000"]),
+    (["bench", "four-rooms", "--repeats", "1000000000"], ["repeats: got 1000000000"]),
+    (["suite", "run", "smoke", "--seeds", "1000000000"], ["seeds: got 1000000000", "at most 10000"]),
+    # names of other libraries
+    (["train", "four-rooms", "--lr", "1"], ["unknown option '--lr'; did you mean '--learning-rate'?"]),
+    (["train", "four-rooms", "--n_envs", "1"], ["did you mean '--num-envs'?"]),
+    (
+        ["train", "four-rooms", "--num-minibatches", "4"],
+        ["did you mean '--minibatch-size'?", "Samples per gradient step"],
+    ),
+    (["train", "four-rooms", "--seed", "4"], ["did you mean '--seeds'?"]),
+    (["train", "four-rooms", "--env-id", "x"], ["did you mean 'env'?"]),
+    (["study", "four-rooms", "--ent-coef", "1"], ["did you mean '--entropy-coef'?"]),
+    (["bench", "four-rooms", "--set", "lr=1"], ["did you mean 'learning_rate'?"]),
+    # a population that would hang
+    (
+        ["train", "four-rooms", "--population", "vmap"],
+        ["population: got 'vmap' on a CPU", "wait for ever", "'force-vmap'"],
+    ),
     (["resume", "no/such/run"], ["no/such/run is not a run folder"]),
     (["eval", "no/such/run"], ["is not a run folder"]),
     (["envs", "gymnas"], ["suite: got 'gymnas'"]),
@@ -209,6 +251,13 @@ def test_eval(trained: Path, capsys: pytest.CaptureFixture) -> None:
         (["--episodes", "many"], "invalid int value"),
         (["--video", "film.avi"], "takes a file name that ends in .gif"),
         (["--gredy"], "'--greedy'"),
+        (
+            ["--seed", "99999999999999999999999"],
+            "seed: got 99999999999999999999999, takes a whole number of at least 0",
+        ),
+        (["--seed=-1"], "seed: got -1, takes a whole number of at least 0 and at most 4294967295"),
+        (["--episodes", "1000000000000"], "episodes: got 1000000000000, takes a whole number of at least 1"),
+        (["--num-envs", "9" * 30, "--episodes", "9" * 30], "takes a whole number of at least 1 and at most 1000000"),
     ],
 )
 def test_eval_refuses(trained: Path, capsys: pytest.CaptureFixture, arguments: list[str], words: str) -> None:
@@ -230,7 +279,7 @@ def test_video(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> 
     assert film.read_bytes() == before
     other = str(tmp_path / "other.gif")  # a wrong member is noticed before any episode is played
     said = complaint(capsys, "eval", str(trained), "--video", other, "--member", "99")
-    assert "member: got 99, takes a number from 0 to" in said
+    assert "member: got 99, takes a whole number of at least 0 and at most" in said
 
 
 def test_envs(capsys: pytest.CaptureFixture) -> None:

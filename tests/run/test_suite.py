@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,8 +47,7 @@ def _one_program_per_configuration():
         yield
 
 
-def never() -> bool:
-    return False
+never = Deadline(None)
 
 
 def silent(task, text) -> None:
@@ -277,7 +277,7 @@ def rows(task: Task) -> pd.DataFrame:
 
 def test_a_stopped_environment_goes_on_as_if_it_had_not_stopped(tmp_path):
     stopped, whole = tiny("probe/action", tmp_path / "a"), tiny("probe/action", tmp_path / "b")
-    assert run_task(stopped, lambda: True, silent).state == "stopped"
+    assert run_task(stopped, Deadline(0.0), silent).state == "stopped"
     assert state_of(stopped) == State("stopped", 2, 6)
     assert run_task(stopped, never, silent) == Outcome("done")
     assert run_task(whole, never, silent) == Outcome("done")
@@ -322,11 +322,11 @@ class Pretence:
         folder.set_status("finished", rounds_done=6, rounds=6, env_steps=192)
         folder.unlock()
 
-    def evaluate(self, episodes: int) -> pd.DataFrame:
+    def evaluations(self, members: range, episodes: int) -> Iterator[dict[str, float]]:
         self.evaluated += 1
         if self.faults:
             raise ValueError(self.faults.pop())
-        return pd.DataFrame({"member": [0], "mean": [float(episodes)]})
+        yield from ({"member": i, "mean": float(episodes)} for i in members)
 
 
 @pytest.fixture
@@ -347,7 +347,7 @@ def test_an_evaluation_is_made_once(pretence, evaluated_task):
 
 
 def test_no_time_to_evaluate_leaves_it_to_the_next_call(pretence, evaluated_task):
-    outcome = run_task(evaluated_task, lambda: True, silent)
+    outcome = run_task(evaluated_task, Deadline(0.0), silent)
     assert outcome.state == "stopped"
     assert "no time left to evaluate" in outcome.reason
     assert state_of(evaluated_task) == State("stopped", 6, 6, "trained, not evaluated yet")
@@ -383,8 +383,8 @@ def test_a_new_failure_takes_the_place_of_an_old_one_and_keeps_how_far_it_was(tm
 
 def test_while_it_evaluates_a_task_is_running(pretence, evaluated_task, monkeypatch):
     seen = []
-    evaluate = pretence.evaluate
-    pretence.evaluate = lambda episodes: seen.append(state_of(evaluated_task)) or evaluate(episodes)
+    evaluations = pretence.evaluations
+    pretence.evaluations = lambda *given: seen.append(state_of(evaluated_task)) or evaluations(*given)
     run_task(evaluated_task, never, silent)
     assert seen == [State("running", 6, 6)]
 

@@ -62,7 +62,7 @@ def test_a_member_of_a_population_is_the_member_alone(result: Any, index: int) -
 
 def test_side_by_side_is_one_after_another_to_rounding(result: Any) -> None:
     """Two rounds: rounding grows from there, and a sample or a gate may then fall to the other side."""
-    job, program = build(tiny(population="vmap", **MIXED))
+    job, program = build(tiny(population="force-vmap", **MIXED))
     _, metrics = run(job, program, [ROUNDS])
     for name, values in metrics.items():
         np.testing.assert_allclose(values[:, :2], result[1][name][:, :2], rtol=2e-3, atol=2e-5, err_msg=name)

@@ -254,7 +254,7 @@ OPEN = {"static_k": 1, "delta_v": float("inf"), "k_min": 1, "k_max": 33}
 
 
 # The key checker loses track of keys that vmap moves through a scan; the unmapped program passes it.
-@pytest.mark.parametrize("population", ["map", pytest.param("vmap", marks=pytest.mark.allow_key_reuse)])
+@pytest.mark.parametrize("population", ["map", pytest.param("force-vmap", marks=pytest.mark.allow_key_reuse)])
 def test_open_gates_are_one_algorithm_in_one_population(population: str) -> None:
     config = tiny(algo=("ppo", "sv-static", "sv-dynamic"), population=population, normalise_obs=True, **OPEN)
     state, metrics = train(config, [20])

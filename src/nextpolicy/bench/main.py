@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -22,11 +23,12 @@ from nextpolicy.bench.measure import lengths as lengths
 from nextpolicy.bench.measure import measure as measure
 from nextpolicy.bench.measure import table as table
 from nextpolicy.bench.measure import until_return, until_table
-from nextpolicy.config import FIELDS, ConfigError
+from nextpolicy.config import FIELDS, MOST_MEMBERS, ConfigError, nearest, shown, whole
 from nextpolicy.run.folder import describe_machine
 from nextpolicy.runfiles import write_json
 
 OWN = ("ppo", "sv-static", "sv-dynamic", "all", "simulator")
+MOST_SECONDS = 86_400  # of one measurement
 ELSEWHERE = tuple(process.PACKAGES)
 PEERS = ("purejaxrl", "brax", *ELSEWHERE)
 
@@ -57,10 +59,12 @@ def main(arguments: list[str], parser_class: Any, parse: Callable[..., Any]) -> 
         raise ConfigError(f"out: {options.out} exists, takes a new file; nothing was written")
     if options.out and not Path(options.out).absolute().parent.is_dir():
         raise ConfigError(f"out: got {options.out}, takes a file in a folder that exists")
-    if not 0 < options.seconds < float("inf"):
-        raise ConfigError(f"seconds: got {options.seconds}, takes a positive number")
-    if min(options.compile_threads, options.repeats) < 1:
-        raise ConfigError("compile-threads, repeats: got less than 1, takes whole numbers of at least 1")
+    if not 0 < options.seconds <= MOST_SECONDS:
+        raise ConfigError(f"seconds: got {options.seconds}, takes a positive number of at most {MOST_SECONDS}")
+    for name in ("compile_threads", "repeats"):
+        whole(name, getattr(options, name), 1, 1000)
+    if options.until_return is not None and not math.isfinite(options.until_return):
+        raise ConfigError(f"until-return: got {options.until_return}, takes a finite number")
     options.pythons = _pythons(options.peer_python)
     works = parse_works(options.work, options.members, options.num_envs, options.set)
     for work in works:
@@ -116,8 +120,9 @@ def _counts(name: str, text: str) -> list[int]:
         counts = [int(part) for part in text.split(",")]
     except ValueError:
         counts = [0]
-    if min(counts) < 1:
-        raise ConfigError(f"{name}: got {text!r}, takes whole numbers of at least 1, separated by commas")
+    if min(counts) < 1 or (name == "members" and max(counts) > MOST_MEMBERS):
+        most = f" and at most {MOST_MEMBERS}" if name == "members" else ""
+        raise ConfigError(f"{name}: got {shown(text)}, takes whole numbers of at least 1{most}, separated by commas")
     return counts
 
 
@@ -125,8 +130,9 @@ def _fields(pairs: list[str]) -> dict[str, Any]:
     fields = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
     for pair in pairs:
         if "=" not in pair or pair.split("=")[0] not in FIELDS:
-            raise ConfigError(f"set: got {pair!r}, takes name=value with the name of a config field")
-    for name, instead in {"algo": "--contenders", "seeds": "--members"}.items():
+            hint = nearest(pair.split("=")[0], FIELDS)
+            raise ConfigError(f"set: got {shown(pair)}, takes name=value with the name of a config field{hint}")
+    for name, instead in {"algo": "--contenders", "seeds": "--members", "env": "the work"}.items():
         if name in fields:
             raise ConfigError(f"set: got {name}, which contenders have each their own; takes {instead} instead")
     return fields

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from nextpolicy.envs.base import DeviceEnv, HostEnv
+import jax
+import jax.numpy as jnp
+
+from nextpolicy.envs.base import DeviceEnv, Discrete, HostEnv
 
 # Suite -> the module that has `names()` and `make(name, **options)`; what it needs is imported by those, not before.
 SUITES = {"four-rooms": "four_rooms", "gymnax": "gymnax", "brax": "brax", "probe": "probes"}
@@ -28,7 +32,7 @@ def module_of(env_id: str) -> str | None:
     return module if suite == "gym" and colon else None
 
 
-def make(env: str | Any, **options: Any) -> DeviceEnv:
+def make(env: str | Any, /, **options: Any) -> DeviceEnv:
     """The environment of this id, or a user's own gymnax-style environment object wrapped."""
     if not isinstance(env, str):
         from nextpolicy.envs import gymnax
@@ -44,13 +48,37 @@ def make(env: str | Any, **options: Any) -> DeviceEnv:
         known = [_join(suite, known) for known in module.names()]
         if env not in known and name not in getattr(module, "EXCLUDED", {}):
             raise ValueError(_unknown(env, known))
-        made: DeviceEnv = module.make(name, **options)
+        with _options_in_one_line(env, options):
+            made: DeviceEnv = module.make(name, **options)
+            if options and suite != "brax":  # which takes seconds to trace, and checks its options itself
+                _check_step(made)
     except ImportError as error:
         raise ValueError(_missing(suite, error)) from error
     return made
 
 
-def make_host(env: str | Callable[[], Any], **options: Any) -> HostEnv:
+@contextlib.contextmanager
+def _options_in_one_line(env: Any, options: dict[str, Any]) -> Iterator[None]:
+    """What an environment raises over options that it cannot be made with, as one line that names them."""
+    try:
+        yield
+    except (TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        if not options or not isinstance(env, str):
+            raise
+        given = ", ".join(f"{name}={value!r}"[:80] for name, value in options.items())
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+        raise ValueError(f"env_options: {env} cannot be made with {given} ({reason})") from error
+
+
+def _check_step(env: DeviceEnv) -> None:
+    """Trace a reset and a step: an option of the wrong type or size is not always noticed before."""
+    kind = env.spec.action
+    action = jnp.zeros((1,), jnp.int32) if isinstance(kind, Discrete) else jnp.zeros((1, *kind.shape))
+    key_reset, key_step = jax.random.split(jax.random.key(0))
+    jax.eval_shape(lambda: env.step(key_step, env.reset(key_reset, 1)[0], action))
+
+
+def make_host(env: str | Callable[[], Any], /, **options: Any) -> HostEnv:
     """The host environment of this id, or of a callable that makes one Gymnasium environment."""
     suite, _, name = ("gym", "", "") if callable(env) else env.partition("/")
     module = _module(suite)
@@ -60,7 +88,8 @@ def make_host(env: str | Callable[[], Any], **options: Any) -> HostEnv:
         elif suite == "atari" and name not in module.names() and name not in module.EXCLUDED:
             raise ValueError(_unknown(env, [_join(suite, known) for known in module.names()]))
         else:
-            made = module.make(name, **options)
+            with _options_in_one_line(env, options):
+                made = module.make(name, **options)
     except ImportError as error:
         raise ValueError(_missing(suite, error)) from error
     return made

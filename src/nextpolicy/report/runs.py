@@ -15,7 +15,7 @@ import pandas as pd
 
 from nextpolicy import runfiles
 from nextpolicy._version import __version__
-from nextpolicy.config import ConfigError, Member, TrainConfig
+from nextpolicy.config import MOST_MEMBERS, ConfigError, Member, TrainConfig, shown, whole
 from nextpolicy.presets import preset_for
 
 DEPTH = 3  # how far below a given folder runs are looked for
@@ -105,7 +105,7 @@ def load(path: Path) -> Run:
 def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ReportError(f"run {path.parent}: {path.name} cannot be read ({error})") from None
     if not isinstance(value, dict):
         raise ReportError(f"run {path.parent}: {path.name} holds no table of fields")
@@ -117,9 +117,18 @@ def _evaluation(path: Path) -> dict[int, float]:
     if not file.is_file():
         return {}
     try:
-        return {int(row["member"]): float(row["mean"]) for row in json.loads(file.read_text())}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        rows = json.loads(file.read_text())
+        return {whole("member", row["member"], 0, MOST_MEMBERS): _mean_return(row["mean"]) for row in rows}
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ReportError(f"run {path}: evaluation.json cannot be read ({error})") from None
+
+
+def _mean_return(raw: Any) -> float:
+    """A mean of returns: NaN, or of a size that float32 numbers can have, so that ratios of two are finite."""
+    mean = float(raw)
+    if abs(mean) > 3.5e38:
+        raise ValueError(f"mean: got {shown(raw)}, takes a finite number")
+    return 0.0 if abs(mean) < 1e-45 else mean
 
 
 def _metrics(path: Path, raw: dict[str, Any], state: str, rounds: int) -> pd.DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from nextpolicy import presets, runfiles
-from nextpolicy.config import ConfigError, Member, TrainConfig
+from nextpolicy.config import MOST_SEED, ConfigError, Member, TrainConfig, known_field, whole
 from nextpolicy.envs.build import module_of
 from nextpolicy.nets import build as nets
 from nextpolicy.run import checkpoint
@@ -31,6 +31,7 @@ from nextpolicy.types import Array, PolicySnapshot
 _CUSTOM = ("env", "env_fn", "env_params", "actor", "critic", "criterion", "gate_params")
 Trust = str | Sequence[str] | bool
 ATTEMPTS = 5  # to read a checkpoint that training replaces meanwhile
+MOST_EPISODES = 1_000_000  # of one evaluation, and most environments that they are spread over
 SCORE_SHARE = 0.1  # a run's score is its mean return over this last share of its steps
 
 
@@ -60,6 +61,8 @@ def train(
     criterion  an object with `init()` and `update(state, diff, scale, params, progress)`; see core.gate.Criterion.
                `gate_params` (leaves with a leading member axis) is what its `params` will be.
     """
+    for name in fields:
+        known_field(name)
     if (env is None) == (env_fn is None):
         raise ConfigError("env: got both it and env_fn, or neither; takes one of them")
     _check_env_fn(env_fn)
@@ -74,6 +77,7 @@ def train(
     if idle and not quiet:
         print(idle, file=sys.stderr)
     job = make_job(config, **custom)
+    job.check_population()
     given = sorted(k for k, v in custom.items() if v is not None)
     if out is None and jax.process_count() > 1:
         raise ConfigError("out: got none for a run over several processes, takes a folder that all of them see")
@@ -125,6 +129,7 @@ def resume(
         check_trust(config, trust)
         job = make_job(config, **_same_custom(folder, custom))
         if folder.status().get("state") != "finished" or not _is_whole(folder, config):
+            job.check_population()
             run_job(job, folder, resume=True, quiet=quiet, recompute_metrics=recompute_metrics)
     finally:
         folder.unlock()
@@ -272,8 +277,7 @@ class Run:
         """Parameters and statistics of a member's policy at the newest whole checkpoint."""
         if policy not in ("target", "behaviour"):
             raise ConfigError(f"policy: got {policy!r}, takes 'target' or 'behaviour'")
-        if not 0 <= member < len(self.members):
-            raise ConfigError(f"member: got {member}, takes a number from 0 to {len(self.members) - 1}")
+        member = whole("member", member, 0, len(self.members) - 1)
         agent = self._agents
         chosen = agent.target if policy == "target" else PolicySnapshot(agent.params["actor"], agent.obs_stats)
         return jax.tree.map(lambda x: x[member], chosen)
@@ -311,10 +315,21 @@ class Run:
 
         `episodes` in all, spread evenly over `num_envs` (default: one each), so that short ones count no more.
         """
-        environments = episodes if num_envs is None else num_envs
-        for name, number in (("episodes", episodes), ("num_envs", environments)):
-            if number < 1:
-                raise ConfigError(f"{name}: got {number}, takes a whole number of at least 1")
+        return pd.DataFrame(self.evaluations(range(len(self.members)), episodes, policy, greedy, num_envs, seed))
+
+    def evaluations(
+        self,
+        members: Iterable[int],
+        episodes: int = 100,
+        policy: str = "target",
+        greedy: bool = False,
+        num_envs: int | None = None,
+        seed: int = 0,
+    ) -> Iterator[dict[str, Any]]:
+        """The rows of `evaluate`, each computed when it is asked for, so that a caller may stop between members."""
+        episodes = whole("episodes", episodes, 1, MOST_EPISODES)
+        environments = episodes if num_envs is None else whole("num_envs", num_envs, 1, MOST_EPISODES)
+        seed = whole("seed", seed, 0, MOST_SEED)
         if episodes % environments:
             raise ConfigError(f"episodes: got {episodes}, takes a multiple of num_envs, {environments}")
         env, networks = self._job.setup.env, self._job.setup.networks
@@ -324,23 +339,20 @@ class Run:
             if env is None
             else jax.jit(lambda snapshot, key: evaluate(env, networks, snapshot, key, greedy=greedy, **spread))
         )
-        rows = []
-        for i, member in enumerate(self.members):
+        described = self.members
+        for i in members:
             result = jax.device_get(run(self.snapshot(policy, i), jax.random.fold_in(jax.random.key(seed), i)))
-            rows.append(
-                {
-                    "member": i,
-                    "variant": member.variant,
-                    "seed": member.seed,
-                    "policy": policy,
-                    "episodes": int(result.finished.sum()),
-                    "mean": float(result.returns.mean()),
-                    "std": float(result.returns.std()),
-                    "length": float(result.lengths.mean()),
-                    "unfinished": int((~result.finished).sum()),
-                }
-            )
-        return pd.DataFrame(rows)
+            yield {
+                "member": i,
+                "variant": described[i].variant,
+                "seed": described[i].seed,
+                "policy": policy,
+                "episodes": int(result.finished.sum()),
+                "mean": float(result.returns.mean()),
+                "std": float(result.returns.std()),
+                "length": float(result.lengths.mean()),
+                "unfinished": int((~result.finished).sum()),
+            }
 
     def _host_evaluation(self, greedy: bool, spread: dict[str, int]) -> Callable[..., Any]:
         host = self._job.host

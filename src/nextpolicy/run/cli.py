@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from nextpolicy.config import nearest
 
+    arguments = _asked_for_help(arguments)
     try:
         if not arguments or arguments[0] in ("-h", "--help"):
             print(_overview())
@@ -57,6 +58,11 @@ def _one_line(error: BaseException) -> str:
     return lines[0] if len(lines) == 1 else f"{lines[0]} (NEXTPOLICY_TRACEBACK=1 shows more)"
 
 
+def _asked_for_help(arguments: list[str]) -> list[str]:
+    """`help` as `--help`, and `help train` as `train --help`."""
+    return [*arguments[1:], "--help"] if arguments[:1] == ["help"] else arguments
+
+
 def _known() -> str:
     return f"; takes one of {', '.join(COMMANDS)}"
 
@@ -75,7 +81,7 @@ def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argpars
 
     parsed, rest = parser.parse_known_args(list(arguments))
     if rest:
-        known = [o for action in parser._actions for o in action.option_strings]
+        known = [o for action in parser._actions for o in action.option_strings or [action.dest]]
         stray = rest[0].split("=")[0]
         hint = nearest(stray, known) or f"; `{parser.prog} --help` lists what is taken"
         raise UsageError(f"unknown {'option' if stray.startswith('-') else 'argument'} {stray!r}{hint}")
@@ -96,6 +102,10 @@ def _distributed(options: argparse.Namespace) -> None:
         return
     if options.num_processes is None or options.process_id is None:
         raise UsageError("--coordinator: takes --num-processes and --process-id beside it")
+    from nextpolicy.config import whole
+
+    count = whole("num-processes", options.num_processes, 1, 100_000)
+    whole("process-id", options.process_id, 0, count - 1)
     jax.distributed.initialize(options.coordinator, options.num_processes, options.process_id)
 
 

@@ -7,6 +7,7 @@ newest whole checkpoint, what failed is tried once more. So a worker, or the who
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import socket
@@ -16,14 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from nextpolicy.run.folder import RunError, RunFolder
+from nextpolicy.run.deadline import Deadline
+from nextpolicy.run.folder import RunError, RunFolder, is_held
 from nextpolicy.run.suite import (
     EVALUATION,
     SuiteError,
     Task,
     hold,
     is_evaluated,
-    is_held,
     is_trained,
     open_folder,
     state_of,
@@ -34,6 +35,7 @@ ATTEMPTS = 2  # a failed environment is tried once more
 LOST_WORKERS = 3  # how often Ray starts a task again whose worker died
 POLL_SECONDS = 0.5
 REACH_SECONDS = 10.0
+PART = "evaluation.part.json"  # in a run folder: the members evaluated so far
 
 Tell = Callable[[Task, str], None]  # (task, what to show on its line)
 
@@ -45,45 +47,24 @@ class Outcome(NamedTuple):
     reason: str = ""
 
 
-class Deadline:
-    """Asked after every block: would one more, as long as the last, end too late?"""
-
-    def __init__(self, at: float | None) -> None:
-        self.at, self.last, self.opening = at, time.time(), None
-
-    def __call__(self) -> bool:
-        now = time.time()
-        took, self.last = now - self.last, now
-        self.opening = took if self.opening is None else self.opening
-        return self.at is not None and now + took > self.at
-
-    def allows_start(self) -> bool:
-        """Whether an environment begun now would come to its first checkpoint, if it takes as long as the last did."""
-        now, opening = time.time(), self.opening or 0.0
-        self.last, self.opening = now, None
-        return self.at is None or now + opening < self.at
-
-
 class Engine(Protocol):
     """Runs tasks; gives back how each ended, in order."""
 
     def run(self, tasks: Sequence[Task], until: float | None, tell: Tell) -> list[Outcome]: ...
 
 
-def run_task(task: Task, stop: Callable[[], bool], tell: Tell) -> Outcome:
+def run_task(task: Task, deadline: Deadline, tell: Tell) -> Outcome:
     """One environment to its end, to the deadline, or to its second failure. Never raises for what a run can raise."""
     for attempt in range(1, ATTEMPTS + 1):
         if is_held(Path(task.path)):
             return Outcome("running", "another process has it")
         try:
             if not is_trained(task):
-                _train(task, stop, tell)
+                _train(task, deadline, tell)
             if not is_trained(task):
                 return Outcome("stopped", "time is up; the next call goes on from here")
-            if not is_evaluated(task):
-                if stop():
-                    return Outcome("stopped", "trained, but no time left to evaluate; the next call does it")
-                _evaluate(task, tell)
+            if not is_evaluated(task) and not _evaluate(task, deadline, tell):
+                return Outcome("stopped", "trained, but no time left to evaluate; the next call does it")
             return Outcome("done")
         except Exception as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -99,6 +80,7 @@ def _train(task: Task, stop: Callable[[], bool], tell: Tell) -> None:
     tell(task, "starting")
     training.enable_cache()
     job = training.make_job(task.config)
+    job.check_population()
     folder, resume = open_folder(task)
 
     def show(first: int, block: dict[str, Any], observed: Any) -> None:
@@ -113,19 +95,48 @@ def _train(task: Task, stop: Callable[[], bool], tell: Tell) -> None:
         folder.unlock()
 
 
-def _evaluate(task: Task, tell: Tell) -> None:
-    """The target policy over whole episodes, once; the score of a run is that of the policy that collects."""
+def _evaluate(task: Task, deadline: Deadline, tell: Tell) -> bool:
+    """The target policy over whole episodes, once; the score of a run is that of the policy that collects.
+
+    Member by member, each kept on disk as soon as it is there, so that any number of short calls comes to an end;
+    whether all of them are there.
+    """
     from nextpolicy.run import api
 
+    if not deadline.allows_evaluation():
+        return False
     tell(task, "evaluating the target policy")
     folder = hold(Path(task.path))
     try:
-        table = api.load(task.path).evaluate(task.evaluate_episodes)
-        write_json(folder.path / EVALUATION, table.to_dict("records"))
+        part, count = folder.path / PART, len(task.config.members())
+        rows = _rows_so_far(part, task)
+        evaluations = api.load(task.path, trust=True).evaluations(range(len(rows), count), task.evaluate_episodes)
+        while len(rows) < count and deadline.allows_evaluation():
+            began = time.time()
+            rows.append(next(evaluations))
+            deadline.evaluation = max(deadline.evaluation, time.time() - began)
+            write_json(part, {"evaluate_episodes": task.evaluate_episodes, "rows": rows})
+        if len(rows) < count:
+            return False
+        write_json(folder.path / EVALUATION, rows)
+        part.unlink(missing_ok=True)
         if "reason" in folder.status():  # of an evaluation that failed before
             _set_status(folder, "finished")
+        return True
     finally:
         folder.unlock()
+
+
+def _rows_so_far(part: Path, task: Task) -> list[dict[str, Any]]:
+    """What earlier calls have evaluated, from the first member on; nothing where that is damaged or differs."""
+    try:
+        kept = json.loads(part.read_text())
+        rows = kept["rows"]
+        told = [(i, member.variant, member.seed) for i, member in enumerate(task.config.members())][: len(rows)]
+        same = [(row["member"], row["variant"], row["seed"]) for row in rows] == told
+        return rows if same and kept["evaluate_episodes"] == task.evaluate_episodes else []
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return []
 
 
 def _note_failure(task: Task, reason: str) -> None:
@@ -144,7 +155,7 @@ def _note_failure(task: Task, reason: str) -> None:
 
 def _set_status(folder: RunFolder, state: str, **facts: Any) -> None:
     """The status with these facts changed; a reason only if it is among them."""
-    kept = {k: v for k, v in folder.status().items() if k not in ("state", "time", "reason")}
+    kept = {k: v for k, v in folder.status().items() if k in ("rounds_done", "rounds", "env_steps")}
     folder.set_status(state, **{"rounds_done": 0, **kept, **facts})
 
 
@@ -262,8 +273,8 @@ def _words(outcome: Outcome) -> str:
 def make(name: str, *, address: str | None = None, cpus: float = 1, gpus: float | None = None) -> Engine:
     """The engine of this name."""
     for what, amount in (("cpus", cpus), ("gpus", gpus)):
-        if amount is not None and not (math.isfinite(amount) and amount >= 0):
-            raise SuiteError(f"{what}: got {amount}, takes a number of at least 0")
+        if amount is not None and not 0 <= amount <= 100_000:
+            raise SuiteError(f"{what}: got {amount}, takes a number of at least 0 and at most 100000")
     if name == "local":
         return LocalEngine()
     if name == "ray":

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nextpolicy._version import __version__
-from nextpolicy.config import ConfigError, TrainConfig
+from nextpolicy.config import ConfigError, TrainConfig, shown
 from nextpolicy.runfiles import overwrite_json, read_object, write_json
 
 
@@ -87,10 +87,17 @@ class RunFolder:
 
     def raw_config(self) -> dict[str, Any]:
         """config.json as it stands."""
+        file = self.path / "config.json"
         try:
-            return read_object(self.path / "config.json")
+            raw = read_object(file)
         except ValueError as error:
-            raise RunError(f"run: {self.path / 'config.json'} is not JSON ({error}); the run cannot be read") from None
+            raise RunError(f"run: {file} is not JSON ({error}); the run cannot be read") from None
+        for name, kind in (("about", dict), ("custom", list)):
+            if not isinstance(raw.get(name, kind()), kind):
+                raise RunError(f"run: {file} has {name} = {shown(raw[name])}, takes a {kind.__name__}")
+        if not all(isinstance(name, str) for name in raw.get("custom", [])):
+            raise RunError(f"run: {file} has custom = {shown(raw['custom'])}, takes a list of names")
+        return raw
 
     def config(self) -> TrainConfig:
         """The configuration the run was made with."""
@@ -106,7 +113,7 @@ class RunFolder:
 
     def status(self) -> dict[str, Any]:
         try:
-            return read_object(self.path / "status.json")
+            return {"state": "unknown", **read_object(self.path / "status.json")}
         except (OSError, ValueError):
             return {"state": "unknown"}
 

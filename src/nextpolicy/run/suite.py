@@ -6,7 +6,6 @@ reads from a task's folder how far it is, whoever ran it and however that ended.
 
 from __future__ import annotations
 
-import fcntl
 import re
 import time
 import tomllib
@@ -16,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nextpolicy import presets
-from nextpolicy.config import ALGOS, ConfigError, TrainConfig, nearest
-from nextpolicy.run.folder import RunError, RunFolder
+from nextpolicy.config import ALGOS, ConfigError, TrainConfig, nearest, whole
+from nextpolicy.run.folder import RunError, RunFolder, is_held
 
 EVALUATION = "evaluation.json"  # in a run folder: the target policy over whole episodes, written once a run is finished
 
@@ -130,7 +129,7 @@ def from_toml(path: Path) -> Suite:
             raw = tomllib.load(file)
     except OSError as error:
         raise SuiteError(f"suite: {path} cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # what is not TOML or UTF-8, or has a number of too many digits
         raise SuiteError(f"suite: {path} is not TOML ({error})") from None
     try:
         return _validated(raw, path.stem)
@@ -153,8 +152,7 @@ def _validated(raw: dict[str, Any], stem: str) -> Suite:
     if not isinstance(name, str) or not re.fullmatch(r"[^/\\\0]*[^/\\\0.][^/\\\0]*", name):
         raise SuiteError(f"name: got {name!r}, takes a word that can be a folder's name")
     episodes = raw.get("evaluate_episodes", 32)
-    if not isinstance(episodes, int) or isinstance(episodes, bool) or episodes < 0:
-        raise SuiteError(f"evaluate_episodes: got {episodes!r}, takes a whole number of at least 0")
+    episodes = whole("evaluate_episodes", episodes, 0, 1_000_000)
     for table in ("fields", "environment"):
         if not isinstance(raw.get(table, {}), dict):
             raise SuiteError(f"{table}: got {raw[table]!r}, takes a table")
@@ -165,7 +163,7 @@ def _validated(raw: dict[str, Any], stem: str) -> Suite:
         if not isinstance(fields, dict):
             raise SuiteError(f"environment.{env!r}: got {fields!r}, takes a table of fields")
     for where in (raw.get("fields", {}), *own.values()):
-        for key in ("algo", "seeds", "env"):
+        for key in ("algo", "seeds", "preset", "env"):
             if key in where:
                 raise SuiteError(f"{key}: is a key of the suite itself, not of its fields")
     algo, seeds, preset = raw.get("algo", list(ALGOS)), raw.get("seeds", 8), raw.get("preset")
@@ -270,7 +268,7 @@ def state_of(task: Task) -> State:
         return State("left", 0, rounds)
     status = folder.status()
     state, reason, done = status.get("state"), str(status.get("reason", "")), status.get("rounds_done")
-    done = done if isinstance(done, int) else 0
+    done = done if isinstance(done, int) and 0 <= done <= rounds else 0
     if is_held(folder.path):
         return State("running", done, rounds)
     if state == "finished" and is_evaluated(task):
@@ -292,18 +290,6 @@ def is_evaluated(task: Task) -> bool:
     return not task.evaluate_episodes or (Path(task.path) / EVALUATION).is_file()
 
 
-def is_held(path: Path) -> bool:
-    """Whether a living process is writing the folder."""
-    try:
-        with open(path / ".lock") as handle:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
-
-
 def hold(path: Path) -> RunFolder:
     """The run folder, held. Whoever asks `is_held` has the lock for an instant, so one refusal does not count."""
     for _ in range(4):
@@ -315,19 +301,8 @@ def hold(path: Path) -> RunFolder:
 
 
 def open_folder(task: Task) -> tuple[RunFolder, bool]:
-    """The task's folder, held, and whether there is a run in it to go on with.
-
-    A start cut short before config.json was written leaves empty folders, which would be taken for somebody's files.
-    """
+    """The task's folder, held, and whether there is a run in it to go on with."""
     path = Path(task.path)
     if (path / "config.json").is_file():
         return hold(path), True
-    if path.is_dir():
-        if is_held(path):
-            raise RunError(f"run: {path} is being written by another process; wait for it or end it")
-        for leftover in (path / ".lock", *path.glob(".*.tmp")):
-            leftover.unlink(missing_ok=True)
-        for empty in (path / "metrics", path / "checkpoints"):
-            if empty.is_dir() and not any(empty.iterdir()):
-                empty.rmdir()
     return RunFolder.create(path, task.config, {"custom": []}), False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -50,6 +51,8 @@ def _run(arguments: Sequence[str], make_parser: Callable[..., Any], parse: Calla
     parser.add_argument("--budget", help="Stop at a checkpoint within this time, e.g. 25m; call again to go on.")
     parser.add_argument("--only", action="append", default=[], metavar="ENV", help="Only this one; may be repeated.")
     parser.add_argument("--quiet", action="store_true", help="Say only what failed.")
+    words = "Module that an environment id of a TOML file may import, which runs its code; may be repeated."
+    parser.add_argument("--trust-module", action="append", default=[], metavar="MODULE", help=words)
     parser.add_argument("--ray-address", help="Address of a Ray cluster; default: RAY_ADDRESS, or one started here.")
     parser.add_argument("--cpus", type=float, default=1, help="ray: CPUs of each environment.")
     parser.add_argument("--gpus", type=float, help="ray: GPUs of each environment; default 1 if there are any.")
@@ -57,12 +60,19 @@ def _run(arguments: Sequence[str], make_parser: Callable[..., Any], parse: Calla
     until = None if options.budget is None else time.time() + seconds(options.budget)
     suite = suites.load(options.name)
     tasks = _tasks(suite, options, tuple(options.only))
-    from nextpolicy.run import engines
+    from nextpolicy.run import api, engines, interrupt
+
+    for task in tasks:
+        api.check_trust(task.config, options.trust_module)
 
     engine = engines.make(options.engine, address=options.ray_address, cpus=options.cpus, gpus=options.gpus)
     suites.check_environments(suite)
     with _display(tasks, options.quiet) as display:
-        outcomes = engine.run(tasks, until, display.tell)
+        try:
+            outcomes = engine.run(tasks, until, display.tell)
+        except KeyboardInterrupt as stop:
+            signum = getattr(stop, "signum", signal.SIGINT)
+            raise interrupt.Stopped("suite stopped; the same command continues it", signum) from None
     _conclude(tasks, outcomes, options)
 
 

@@ -26,7 +26,7 @@ from nextpolicy.run.folder import RunFolder
 from nextpolicy.run.processes import agreed
 from nextpolicy.run.restart import starting_point
 from nextpolicy.runfiles import FileRecord
-from nextpolicy.train.device_loop import Observer, Program, build_program, member_init
+from nextpolicy.train.device_loop import Observer, Program, build_program, member_init, population_mode
 from nextpolicy.train.host_loop import build_host_program, init_members
 from nextpolicy.train.state import Hypers, LearnerState, Setup, population_hypers
 from nextpolicy.types import PyTree
@@ -59,8 +59,13 @@ class Job:
     def seeds(self) -> np.ndarray:
         return np.asarray([m.seed for m in self.config.members()], np.uint32)
 
+    def check_population(self) -> None:
+        """Raise where members cannot train side by side as asked; loading such a run is no error."""
+        if self.host is None:
+            population_mode(self.config.run.population)
+
     def program(self) -> Program:
-        rounds = self.config.run.block_rounds or min(self.config.num_rounds, MOST_ROUNDS)
+        rounds = min(self.config.run.block_rounds or MOST_ROUNDS, self.config.num_rounds, MOST_ROUNDS)
         if self.host is not None:
             return build_host_program(self.setup, self.hypers, self.host, self.seeds, capacity=rounds)
         devices = jax.devices()[: self.config.run.devices or None]

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from nextpolicy import presets
-from nextpolicy.config import Member, TrainConfig
+from nextpolicy.config import Member, TrainConfig, whole
 from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.training import Job, enable_cache, make_job, run_job
 from nextpolicy.runfiles import read_metrics, write_json, write_whole
@@ -77,8 +77,7 @@ class Study:
 
 def configuration(noise: str = "fail", rounds: int = ROUNDS, **fields: Any) -> TrainConfig:
     """The spec's settings for the three algorithms, then any field by its flat name."""
-    if rounds < 1:
-        raise ValueError(f"rounds: got {rounds}, takes a whole number of at least 1")
+    rounds = whole("rounds", rounds, 1, 2**31 - 1)
     four_rooms.move_probabilities(noise)
     given = {"seeds": 8, "block_rounds": min(BLOCK_ROUNDS, rounds), **fields}
     config = presets.build("four-rooms", algo=ALGOS, env_options={"noise": noise}, **given)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from nextpolicy.config import whole
 from nextpolicy.core import check
 from nextpolicy.core.gate import GateParams
 from nextpolicy.tabular import api, solve
@@ -54,8 +55,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("rounds", "repeats"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: got {getattr(self, name)}, takes a whole number of at least 1")
+            whole(name, getattr(self, name), 1, 1_000_000)
+        for name in ("sigma", "samples", "step_size"):
+            check.number(name, getattr(self, name), 0.0, 1e12)
 
 
 def variants(mdp: TabularMDP, settings: Settings) -> dict[str, Callable[[np.random.Generator], api.History]]:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from nextpolicy.config import ConfigError
 from nextpolicy.train.rollout import collect, init_workers
 from nextpolicy.train.state import Hypers, LearnerState, Setup, init_agent
 from nextpolicy.train.update import Metrics, _shard_key, learn_nothing, learn_round
@@ -111,8 +112,14 @@ def population_block(
 
 
 def population_mode(mode: str) -> str:
-    """`auto` is vmap on accelerators and one after another on CPUs, where it is the faster."""
-    return mode if mode != "auto" else "map" if jax.default_backend() == "cpu" else "vmap"
+    """`vmap` or `map`. `auto` is vmap on accelerators and one after another on CPUs, where it is the faster."""
+    cpu = jax.default_backend() == "cpu"
+    if mode == "vmap" and cpu:
+        raise ConfigError(
+            "population: got 'vmap' on a CPU, where XLA's thread pool can wait for ever; takes 'auto' or 'map' there, "
+            "or 'force-vmap' at your own risk"
+        )
+    return "vmap" if mode == "force-vmap" else mode if mode != "auto" else "map" if cpu else "vmap"
 
 
 def layout(members: int, shares: int, devices: list[Any]) -> Mesh:
