@@ -1,4 +1,4 @@
-"""Tables in languages for documents: Markdown, and LaTeX with booktabs."""
+"""Tables in languages for documents and spreadsheets: Markdown, LaTeX with booktabs, and CSV."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ def markdown(table: pd.DataFrame, columns: Sequence[Column]) -> str:
     return "".join("| " + " | ".join(map(escape, line)) + " |\n" for line in lines)
 
 
+def csv(table: pd.DataFrame) -> str:
+    """All columns and digits. A spreadsheet must not run text as a formula: an apostrophe before it makes it text."""
+    return table.map(_no_formula).to_csv(index=False)
+
+
+def _no_formula(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else value
+
+
 _LATEX = {c: f"\\{c}" for c in "&%_#${}"} | {
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
     **{"<": r"$<$", ">": r"$>$", "|": r"$|$", "±": r"$\pm$", "×": r"$\times$", "÷": r"$\div$", "–": "--"},
@@ -26,7 +35,11 @@ _LATEX = {c: f"\\{c}" for c in "&%_#${}"} | {
 
 
 # Columns that do not go into print, where a page is so wide: they are in the Markdown and CSV beside it.
-_NOT_IN_PRINT = ("p", "Score", "PPO score", "Target policy, % of PPO", "PPO entropy", "Note")
+_NOT_IN_PRINT = (
+    *("p", "Score", "PPO score", "Target policy, % of PPO", "PPO entropy, all rounds", "PPO entropy, last 10 %"),
+    *("Paper: value loss, × PPO", "Paper: value loss, difference"),
+    *("Paper: PPO entropy", "Paper: PPO entropy, difference", "Note"),
+)
 
 
 def latex(table: pd.DataFrame, columns: Sequence[Column], caption: str) -> str:
