@@ -8,7 +8,6 @@ import shutil
 import socket
 import struct
 import threading
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -107,12 +106,12 @@ def test_a_config_that_is_not_json(run, capsys):
     assert "config.json cannot be read" in complaint(capsys)
 
 
-def test_different_presets_are_refused_unless_asked_for(tmp_path, run, capsys):
-    write_run(tmp_path / "other", "brax/hopper", seeds=2, learning_rate=1e-3)
+def test_different_settings_of_an_environment_are_refused_unless_asked_for(tmp_path, run, capsys):
+    write_run(tmp_path / "other", "brax/ant", seeds=(2, 3), learning_rate=1e-3)
     assert report(tmp_path, "--out", tmp_path / "r.html") == 2
     said = complaint(capsys)
     assert "learning_rate = 0.0003" in said
-    assert "has 0.001; these are different presets" in said
+    assert "has 0.001; on brax/ant these are different settings" in said
     assert "--allow-mixed" in said
     assert report(tmp_path, "--out", tmp_path / "r.html", "--allow-mixed", "--page-only") == 0
 
@@ -255,7 +254,7 @@ def test_a_run_that_has_just_begun_is_shown(tmp_path):
     for part in (tmp_path / "a" / "metrics").iterdir():
         part.unlink()
     assert report(tmp_path, "--out", tmp_path / "r.html") == 0
-    assert "No variant can be compared with PPO yet." in (tmp_path / "r.html").read_text()
+    assert "No member has a score yet: scores" in (tmp_path / "r.html").read_text()
 
 
 def test_names_cannot_become_markup(tmp_path):
@@ -312,8 +311,11 @@ def test_watching_serves_the_page_of_now_on_this_machine_only(run, serving):
     assert get(f"{base}/version") != version
     assert "the cat" in get(f"{base}/?again")
     part = sorted((run / "metrics").iterdir())[0]
-    part.write_bytes(b"PAR1")  # caught half-way: the page there was stays
-    assert "the cat" in get(f"{base}/")
+    part.write_bytes(b"PAR1")  # the page there was stays, and says why
+    page = get(f"{base}/")
+    assert "the cat" in page
+    assert f"{part.name} is damaged" in page.partition("<header>")[0]
+    assert f'"watch":"{get(f"{base}/version")}"' in page, "the page would load itself again and again"
 
 
 def raw(port: int, request: bytes) -> bytes:
@@ -349,9 +351,9 @@ def test_a_window_that_closes_early_is_no_error(serving, capsys):
 
 def test_a_run_that_vanishes_while_watched_is_said(run, serving):
     shutil.rmtree(run)
-    with pytest.raises(urllib.error.HTTPError, match="503"):
-        get(f"http://127.0.0.1:{serving.server_port}/version")
-    assert "<html" in get(f"http://127.0.0.1:{serving.server_port}/")  # the last page there was
+    page = get(f"http://127.0.0.1:{serving.server_port}/")
+    assert f"This page shows an earlier state. report: {run} is not a folder</p>" in page
+    assert '<section id="bars">' in page  # the last page there was
 
 
 def test_pages_are_not_made_faster_than_the_machine_can_bear(run, monkeypatch):
@@ -360,7 +362,7 @@ def test_pages_are_not_made_faster_than_the_machine_can_bear(run, monkeypatch):
     monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
     made = []
 
-    def page(*arguments, watch):
+    def page(*arguments, watch, problem):
         made.append(watch)
         now[0] += 2.0  # seconds that it takes
         return f"page {len(made)}"
