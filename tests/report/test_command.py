@@ -8,6 +8,7 @@ import shutil
 import socket
 import struct
 import threading
+import time
 import urllib.request
 from pathlib import Path
 
@@ -114,6 +115,32 @@ def test_different_settings_of_an_environment_are_refused_unless_asked_for(tmp_p
     assert "has 0.001; on brax/ant these are different settings" in said
     assert "--allow-mixed" in said
     assert report(tmp_path, "--out", tmp_path / "r.html", "--allow-mixed", "--page-only") == 0
+
+
+def test_fields_of_one_environment_need_no_permission_and_are_said(tmp_path, capsys):
+    """As `[environment."brax/hopper"]` in a suite gives them."""
+    write_run(tmp_path / "a", "brax/ant", seeds=2, rounds=20)
+    write_run(tmp_path / "b", "brax/hopper", seeds=2, rounds=30, gamma=0.9)
+    assert report(tmp_path, "--out", tmp_path / "r.html", "--page-only") == 0
+    steps = [run.settings["total_env_steps"] for run in load_all([tmp_path])]
+    said = (
+        "ettings that differ between environments: gamma (0.99 on brax/ant; 0.9 on brax/hopper), "
+        f"total_env_steps ({steps[0]} on brax/ant; {steps[1]} on brax/hopper)"
+    )
+    assert said in capsys.readouterr().out
+    page = (tmp_path / "r.html").read_text()
+    assert said in page
+    assert "Mixed settings" not in page
+    write_run(tmp_path / "c", "brax/hopper", seeds=(2, 3), rounds=30)  # the environment under another setting
+    assert report(tmp_path, "--out", tmp_path / "r.html", "--page-only") == 2
+    assert "has gamma = 0.99" in complaint(capsys)
+
+
+def test_values_of_many_environments_are_counted(tmp_path):
+    for i, env in enumerate(("ant", "hopper", "reacher", "pusher", "fast")):
+        write_run(tmp_path / env, f"brax/{env}", seeds=1, algo=("ppo",), parts=1, gamma=0.9 if i == 4 else 0.99)
+    (said,) = compare(load_all([tmp_path])).varied
+    assert said == "gamma (0.99 on 4 environments; 0.9 on brax/fast)"
 
 
 def test_different_suites_are_not_one_comparison_and_may_differ(tmp_path, run):
@@ -392,3 +419,28 @@ def test_watching_an_empty_folder_or_a_taken_port(tmp_path, run, capsys):
     with watch.server([str(run)], "now", 0, allow_mixed=False) as serving:
         assert report(run, "--watch", "--port", str(serving.server_port)) == 2
     assert "cannot be used" in complaint(capsys)
+
+
+def test_a_client_that_says_nothing_is_let_go(serving, monkeypatch):
+    assert 1 <= watch._Handler.timeout <= 60
+    monkeypatch.setattr(watch._Handler, "timeout", 0.3)
+    for half in (b"", b"GET / HTTP/1.1\r\nHo"):
+        with socket.create_connection(("127.0.0.1", serving.server_port), timeout=20) as silent:
+            silent.sendall(half)
+            assert silent.recv(1) == b"", "the server must close the connection"
+    assert "<html" in get(f"http://127.0.0.1:{serving.server_port}/")
+
+
+def test_a_client_that_does_not_take_its_answer_is_let_go(run, serving, monkeypatch, capsys):
+    assert watch._Handler.timeout is not None
+    monkeypatch.setattr(watch._Handler, "timeout", 0.3)
+    monkeypatch.setattr(watch.Source, "page", lambda source: "x" * 50_000_000)  # more than any buffer takes
+    before = threading.active_count()
+    with socket.create_connection(("127.0.0.1", serving.server_port), timeout=20) as greedy:
+        greedy.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert greedy.recv(4) == b"HTTP"
+        until = time.monotonic() + 20
+        while threading.active_count() > before and time.monotonic() < until:
+            time.sleep(0.05)
+        assert threading.active_count() == before
+    assert capsys.readouterr().err == ""
