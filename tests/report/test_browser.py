@@ -252,7 +252,7 @@ def test_charts_that_were_not_scrolled_to_are_printed(window, page):
 def test_print_media_draws_charts_and_cuts_no_table(window, page):
     window.open(page.as_uri())
     try:
-        window.devtools("Emulation.setDeviceMetricsOverride", width=700, height=990, deviceScaleFactor=1, mobile=False)
+        window.devtools("Emulation.setDeviceMetricsOverride", width=950, height=700, deviceScaleFactor=1, mobile=False)
         window.devtools("Emulation.setEmulatedMedia", media="print")
         window.wait(f"{DRAWN}.every(Boolean)")
         inside = (

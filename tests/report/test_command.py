@@ -51,6 +51,24 @@ def test_page_tables_and_figures(tmp_path, capsys):
     assert not [n for n in names if n.endswith(".tmp")]
 
 
+def test_value_loss_and_entropy_over_all_rounds_and_at_convergence(tmp_path):
+    """The paper prints them at convergence: the last 10 % of steps, 2 of 20 rounds."""
+    late = {"ppo": 1.0, "sv-static": 2.0, "sv-dynamic": 4.0}
+    fall = lambda algo, seed, k: np.where(k >= 18, late[algo], 0.5)  # noqa: E731
+    write_run(tmp_path / "runs", "brax/ant", columns={"value_loss": fall, "entropy": fall}, seeds=2)
+    assert report(tmp_path / "runs", "--out", tmp_path / "r.html") == 0
+    (row,) = pd.read_csv(tmp_path / "r-files" / "brax-sv-static.csv").to_dict("records")
+    for name in ("value_loss", "entropy"):
+        assert row[f"{name}_x_ppo"] == pytest.approx((18 * 0.5 + 2 * 2) / (18 * 0.5 + 2 * 1))
+        assert row[f"{name}_late_x_ppo"] == 2.0
+    assert (row["paper_value_loss_x_ppo"], row["value_loss_difference_from_paper"]) == (1.23, pytest.approx(0.77))
+    assert (row["paper_ppo_entropy"], row["ppo_entropy_difference_from_paper"]) == (-0.07, pytest.approx(1.07))
+    page = (tmp_path / "r.html").read_text()
+    for heading in ("Value loss", "Entropy"):
+        for which in ("all rounds", "last 10 %"):
+            assert f'<button type="button">{heading}, {which}, × PPO</button>' in page
+
+
 @pytest.fixture
 def run(tmp_path) -> Path:
     return write_run(tmp_path / "run", "brax/ant", seeds=2)

@@ -36,15 +36,17 @@ def main(arguments: Sequence[str], make_parser: Callable[..., Any], parse: Calla
     folder = Path(options.files) if options.files else out.with_name(f"{out.stem}-files")
     _check_places(out, None if options.page_only else folder)
     comparison = compare(load_all(options.paths, allow_mixed=options.allow_mixed))
-    files = {} if options.page_only else all_files(comparison)
-    write_own({out: html.page(comparison, options.title)} | {folder / name: content for name, content in files.items()})
+    contents: dict[Path, str | bytes] = {out: html.page(comparison, options.title)}
+    if not options.page_only:
+        contents |= _files(comparison, folder)
+    write_own(contents)
     print(f"page: {out} ({out.stat().st_size / 1e6:.2f} MB, {text.count(len(comparison.runs), 'run')})")
     if comparison.varied:
         print(f"settings that differ between environments: {', '.join(comparison.varied)}")
     if comparison.mixed:
         print(f"mixed: runs are not alike in {', '.join(comparison.mixed)}")
-    if files:
-        print(f"tables and figures: {folder} ({len(files)} files)")
+    if not options.page_only:
+        print(f"tables and figures: {folder} ({len(contents) - 1} files)")
 
 
 def _check_places(out: Path, folder: Path | None) -> None:
@@ -60,27 +62,38 @@ def _check_places(out: Path, folder: Path | None) -> None:
     check_own([out])
 
 
-def all_files(comparison: Comparison) -> dict[str, str | bytes]:
-    """Tables as Markdown, CSV and LaTeX, figures as SVG and PNG: file name -> content."""
-    from nextpolicy.report import figures
+def _files(comparison: Comparison, folder: Path) -> dict[Path, str | bytes]:
+    """Tables as Markdown, CSV and LaTeX, figures as SVG and PNG."""
+    from nextpolicy.report import drawing, figures
 
-    by_key, scores, totals = comparison.environments, comparison.scores, comparison.totals
+    found: dict[Path, str | bytes] = {folder / name: content for name, content in _tables(comparison).items()}
+    stems = figures.all_figures(comparison.runs, comparison.members, comparison.environments)
+    names = [folder / f"{stem}.{kind}" for stem in stems for kind in drawing.KINDS]
+    check_own([*found, *names])  # drawing takes seconds
+    for stem, figure in stems.items():
+        found |= {folder / f"{stem}.{kind}": content for kind, content in drawing.drawn(figure).items()}
+    return found
+
+
+def _tables(comparison: Comparison) -> dict[str, str]:
+    """File name -> content."""
+    scores, totals = comparison.scores, comparison.totals
     named = {
         f"{suite}-{variant}": (
             table,
             text.environment_columns(table),
             f"{variant} on {text.SUITE_NAMES.get(suite, suite)}, in percent or multiples of PPO",
         )
-        for (suite, variant), table in by_key.items()
+        for (suite, variant), table in comparison.environments.items()
     }
     named["scores"] = scores, text.scores_columns(scores), "Returns of each variant"
     if len(totals):
         about = "All environments, in percent or multiples of PPO"
         named["aggregate"] = totals, text.aggregate_columns(totals), about
-    files: dict[str, str | bytes] = {"members.csv": formats.csv(comparison.members)}
+    files = {"members.csv": formats.csv(comparison.members)}
     for name, (table, columns, caption) in named.items():
         stem = "".join(c if c.isalnum() or c in "-_.=" else "-" for c in name).strip("-")
         files[f"{stem}.csv"] = formats.csv(table)
         files[f"{stem}.md"] = formats.markdown(table, columns)
         files[f"{stem}.tex"] = formats.latex(table, columns, caption)
-    return files | figures.all_files(comparison.runs, comparison.members, by_key)
+    return files

@@ -14,16 +14,18 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from nextpolicy.report import palette
 
+KINDS = {"svg": {"metadata": {"Date": None}}, "png": {"dpi": 130}}
 
-def drawn(figure: Figure, stem: str) -> dict[str, bytes]:
-    """stem.svg and stem.png; the same figure gives the same bytes."""
+
+def drawn(figure: Figure) -> dict[str, bytes]:
+    """Kind of file -> content; the same figure gives the same bytes."""
     files = {}
     FigureCanvasAgg(figure)
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "nextpolicy"}):
-        for kind, options in (("png", {"dpi": 130}), ("svg", {"metadata": {"Date": None}})):
+        for kind, options in KINDS.items():
             buffer = io.BytesIO()
             figure.savefig(buffer, format=kind, facecolor="white", **options)
-            files[f"{stem}.{kind}"] = buffer.getvalue()
+            files[kind] = buffer.getvalue()
     return files
 
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from nextpolicy.report.bars import margin
-from nextpolicy.report.drawing import colour_of, drawn, is_second, labelled, legend, literal, percent_scale, plain
+from nextpolicy.report.drawing import colour_of, is_second, labelled, legend, literal, percent_scale, plain
 from nextpolicy.report.runs import Run
 from nextpolicy.report.text import SUITE_NAMES
 
@@ -21,10 +21,10 @@ WIDTH = 3.3  # inches of one panel
 Tables = dict[tuple[str, str], pd.DataFrame]
 
 
-def all_files(runs: Sequence[Run], members: pd.DataFrame, tables: Tables) -> dict[str, bytes]:
-    """Every figure of every suite as SVG and PNG: file name -> content."""
+def all_figures(runs: Sequence[Run], members: pd.DataFrame, tables: Tables) -> dict[str, Figure]:
+    """Every figure of every suite: name -> figure, not drawn yet."""
     variants = list(dict.fromkeys(members["variant"]))
-    files: dict[str, bytes] = {}
+    found: dict[str, Figure] = {}
     for suite in dict.fromkeys(run.suite for run in runs):
         ours = [run for run in runs if run.suite == suite]
         here = {v: t for (s, v), t in tables.items() if s == suite}
@@ -32,10 +32,8 @@ def all_files(runs: Sequence[Run], members: pd.DataFrame, tables: Tables) -> dic
         figures["lifespan"] = lifespan_figure(ours, variants)
         if here:
             figures |= {"bars": bars(suite, here, variants), "scatter": scatter(suite, here, variants)}
-        for name, figure in figures.items():
-            if figure is not None:
-                files |= drawn(figure, f"{suite}-{name}")
-    return files
+        found |= {f"{suite}-{name}": figure for name, figure in figures.items() if figure is not None}
+    return found
 
 
 def bars(suite: str, tables: dict[str, pd.DataFrame], variants: Sequence[str]) -> Figure:

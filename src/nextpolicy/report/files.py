@@ -53,10 +53,10 @@ def check_own(paths: Iterable[Path]) -> None:
     """Refuse what exists and is not as we wrote it."""
     records: dict[Path, dict[str, list[str]]] = {}
     for path in paths:
-        if not os.path.lexists(path):
-            continue
         if path.parent not in records:
             records[path.parent] = _record(path.parent)
+        if not os.path.lexists(path):
+            continue
         known = records[path.parent].get(path.name)
         if known is None:
             raise _refusal(path, "exists and was not written by this version of nextpolicy")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from nextpolicy.report.text import Column, cells
+from nextpolicy.report.text import NOT_IN_PRINT, Column, cells
 
 
 def markdown(table: pd.DataFrame, columns: Sequence[Column]) -> str:
@@ -34,17 +34,9 @@ _LATEX = {c: f"\\{c}" for c in "&%_#${}"} | {
 }
 
 
-# Columns that do not go into print, where a page is so wide: they are in the Markdown and CSV beside it.
-_NOT_IN_PRINT = (
-    *("p", "Score", "PPO score", "Target policy, % of PPO", "PPO entropy, all rounds", "PPO entropy, last 10 %"),
-    *("Paper: value loss, × PPO", "Paper: value loss, difference"),
-    *("Paper: PPO entropy", "Paper: PPO entropy, difference", "Note"),
-)
-
-
 def latex(table: pd.DataFrame, columns: Sequence[Column], caption: str) -> str:
     """A table with booktabs rules, intervals in small below their numbers, never wider than the text; notes below."""
-    printed = [c for c in columns if c[0] not in _NOT_IN_PRINT]
+    printed = [c for c in columns if c[0] not in (*NOT_IN_PRINT, "Note")]
     body = [" & ".join(_latex_cell(shown) for shown, _ in row) + r" \\[2pt]" for row in cells(table, printed)]
     head = " & ".join(_stacked(*_escaped(c[0]).split(", ")) for c in printed) + r" \\"
     sides = "".join("l" if c[0] in ("Environment", "Variant", "Suite", "Source") else "r" for c in printed)

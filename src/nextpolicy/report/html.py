@@ -201,7 +201,8 @@ def _cell(cell: text.Cell, heading: str, record: dict[str, Any], *, first: bool)
 
 
 def _kind(heading: str) -> str:
-    return {"Note": ' class="note"', "Variant": ' class="text"', "Source": ' class="text"'}.get(heading, "")
+    kind = {"Note": "note", "Variant": "text", "Source": "text"} | dict.fromkeys(text.NOT_IN_PRINT, "screen-only")
+    return f' class="{kind[heading]}"' if heading in kind else ""
 
 
 def _cards(environments: dict[str, list[Run]], panels: list[str]) -> str:

@@ -17,6 +17,12 @@ SUITE_NAMES = {
 }
 MISSING = "–"
 LATE = "mean over the last 10 % of steps: at convergence, as the paper prints it"
+# Columns that paper has no room for, printed or in LaTeX: they are on the screen, in Markdown and in CSV.
+NOT_IN_PRINT = (
+    *("p", "Score", "PPO score", "Target policy, % of PPO", "PPO entropy, all rounds", "PPO entropy, last 10 %"),
+    *("Paper: value loss, × PPO", "Paper: value loss, difference"),
+    *("Paper: PPO entropy", "Paper: PPO entropy, difference"),
+)
 
 Cell = tuple[str, float | str]  # what is shown, and what it is sorted by
 Column = tuple[str, str, Callable[[Any], Cell]]  # heading, explanation, row -> cell
