@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import threading
+import time
 
 import pytest
 
@@ -198,3 +200,67 @@ def test_watching_renews_the_page_and_keeps_its_switches(window, tmp_path, monke
         serving.shutdown()
         thread.join()
         serving.server_close()
+
+
+def test_an_open_page_says_when_a_run_breaks_and_when_it_is_whole_again(window, tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run", "brax/ant", columns=lively(0))
+    monkeypatch.setattr(watch, "REST", 0)
+    serving = watch.server([str(run)], "now", 0, allow_mixed=False)
+    thread = threading.Thread(target=serving.serve_forever)
+    thread.start()
+    try:
+        window.open(f"http://127.0.0.1:{serving.server_port}/")
+        assert window.run("return document.querySelector('.problem')") is None
+        part = sorted((run / "metrics").iterdir())[1]
+        whole = part.read_bytes()
+        part.write_bytes(whole[:100])
+        window.wait("return document.querySelector('.problem')", 20)
+        said = window.run("return document.querySelector('.problem').textContent")
+        assert said.startswith("This page shows an earlier state. ")
+        assert part.name in said
+        top = "const box = document.querySelector('.problem').getBoundingClientRect(); return [box.top, box.height]"
+        assert 0 <= window.run(top)[0] < 100 < 100 + window.run(top)[1]
+        assert window.run("return document.querySelector('.live').textContent") == "not up to date"
+        assert window.run("return document.querySelectorAll('#environments table').length") == 2
+        window.run("window.still = true")
+        time.sleep(4)  # it asks every 3 seconds, and must not load itself again while nothing changes
+        assert window.run("return window.still")
+        part.write_bytes(whole)
+        window.wait("return !document.querySelector('.problem')", 20)
+        assert window.run("return document.querySelector('.live').textContent") == "live"
+    finally:
+        window.open("about:blank")
+        serving.shutdown()
+        thread.join()
+        serving.server_close()
+
+
+DRAWN = "return [...document.querySelectorAll('.chart')].map(c => c.querySelectorAll('svg polyline, svg path').length)"
+
+
+def test_charts_that_were_not_scrolled_to_are_printed(window, page):
+    window.open(page.as_uri())
+    time.sleep(0.3)
+    before = window.run(DRAWN)
+    assert 0 in before, "the page must be longer than the window for this test to say anything"
+    pdf = base64.b64decode(window.devtools("Page.printToPDF")["data"])
+    assert pdf.startswith(b"%PDF")
+    assert all(window.run(DRAWN)), "a chart is blank on paper"
+    assert window.console() == []
+
+
+def test_print_media_draws_charts_and_cuts_no_table(window, page):
+    window.open(page.as_uri())
+    try:
+        window.devtools("Emulation.setDeviceMetricsOverride", width=950, height=700, deviceScaleFactor=1, mobile=False)
+        window.devtools("Emulation.setEmulatedMedia", media="print")
+        window.wait(f"{DRAWN}.every(Boolean)")
+        inside = (
+            "return [...document.querySelectorAll('td, th')].every(e => e.getBoundingClientRect().right <= innerWidth)"
+        )
+        assert window.run(inside), "a column is off the paper"
+        assert window.run("return getComputedStyle(document.querySelector('.controls')).display") == "none"
+        assert window.run("return getComputedStyle(document.querySelector('.track i')).printColorAdjust") == "exact"
+    finally:
+        window.devtools("Emulation.setEmulatedMedia", media="")
+        window.devtools("Emulation.setDeviceMetricsOverride", width=1280, height=900, deviceScaleFactor=1, mobile=False)

@@ -8,7 +8,7 @@ import shutil
 import socket
 import struct
 import threading
-import urllib.error
+import time
 import urllib.request
 from pathlib import Path
 
@@ -49,6 +49,24 @@ def test_page_tables_and_figures(tmp_path, capsys):
         assert (tmp_path / "report-files" / f"brax-{stem}.png").read_bytes().startswith(b"\x89PNG")
     assert len(pd.read_csv(tmp_path / "report-files" / "members.csv")) == 18
     assert not [n for n in names if n.endswith(".tmp")]
+
+
+def test_value_loss_and_entropy_over_all_rounds_and_at_convergence(tmp_path):
+    """The paper prints them at convergence: the last 10 % of steps, 2 of 20 rounds."""
+    late = {"ppo": 1.0, "sv-static": 2.0, "sv-dynamic": 4.0}
+    fall = lambda algo, seed, k: np.where(k >= 18, late[algo], 0.5)  # noqa: E731
+    write_run(tmp_path / "runs", "brax/ant", columns={"value_loss": fall, "entropy": fall}, seeds=2)
+    assert report(tmp_path / "runs", "--out", tmp_path / "r.html") == 0
+    (row,) = pd.read_csv(tmp_path / "r-files" / "brax-sv-static.csv").to_dict("records")
+    for name in ("value_loss", "entropy"):
+        assert row[f"{name}_x_ppo"] == pytest.approx((18 * 0.5 + 2 * 2) / (18 * 0.5 + 2 * 1))
+        assert row[f"{name}_late_x_ppo"] == 2.0
+    assert (row["paper_value_loss_x_ppo"], row["value_loss_difference_from_paper"]) == (1.23, pytest.approx(0.77))
+    assert (row["paper_ppo_entropy"], row["ppo_entropy_difference_from_paper"]) == (-0.07, pytest.approx(1.07))
+    page = (tmp_path / "r.html").read_text()
+    for heading in ("Value loss", "Entropy"):
+        for which in ("all rounds", "last 10 %"):
+            assert f'<button type="button">{heading}, {which}, × PPO</button>' in page
 
 
 @pytest.fixture
@@ -109,14 +127,40 @@ def test_a_config_that_is_not_json(run, capsys):
     assert "config.json cannot be read" in complaint(capsys)
 
 
-def test_different_presets_are_refused_unless_asked_for(tmp_path, run, capsys):
-    write_run(tmp_path / "other", "brax/hopper", seeds=2, learning_rate=1e-3)
+def test_different_settings_of_an_environment_are_refused_unless_asked_for(tmp_path, run, capsys):
+    write_run(tmp_path / "other", "brax/ant", seeds=(2, 3), learning_rate=1e-3)
     assert report(tmp_path, "--out", tmp_path / "r.html") == 2
     said = complaint(capsys)
     assert "learning_rate = 0.0003" in said
-    assert "has 0.001; these are different presets" in said
+    assert "has 0.001; on brax/ant these are different settings" in said
     assert "--allow-mixed" in said
     assert report(tmp_path, "--out", tmp_path / "r.html", "--allow-mixed", "--page-only") == 0
+
+
+def test_fields_of_one_environment_need_no_permission_and_are_said(tmp_path, capsys):
+    """As `[environment."brax/hopper"]` in a suite gives them."""
+    write_run(tmp_path / "a", "brax/ant", seeds=2, rounds=20)
+    write_run(tmp_path / "b", "brax/hopper", seeds=2, rounds=30, gamma=0.9)
+    assert report(tmp_path, "--out", tmp_path / "r.html", "--page-only") == 0
+    steps = [run.settings["total_env_steps"] for run in load_all([tmp_path])]
+    said = (
+        "ettings that differ between environments: gamma (0.99 on brax/ant; 0.9 on brax/hopper), "
+        f"total_env_steps ({steps[0]} on brax/ant; {steps[1]} on brax/hopper)"
+    )
+    assert said in capsys.readouterr().out
+    page = (tmp_path / "r.html").read_text()
+    assert said in page
+    assert "Mixed settings" not in page
+    write_run(tmp_path / "c", "brax/hopper", seeds=(2, 3), rounds=30)  # the environment under another setting
+    assert report(tmp_path, "--out", tmp_path / "r.html", "--page-only") == 2
+    assert "has gamma = 0.99" in complaint(capsys)
+
+
+def test_values_of_many_environments_are_counted(tmp_path):
+    for i, env in enumerate(("ant", "hopper", "reacher", "pusher", "fast")):
+        write_run(tmp_path / env, f"brax/{env}", seeds=1, algo=("ppo",), parts=1, gamma=0.9 if i == 4 else 0.99)
+    (said,) = compare(load_all([tmp_path])).varied
+    assert said == "gamma (0.99 on 4 environments; 0.9 on brax/fast)"
 
 
 def test_different_suites_are_not_one_comparison_and_may_differ(tmp_path, run):
@@ -257,7 +301,7 @@ def test_a_run_that_has_just_begun_is_shown(tmp_path):
     for part in (tmp_path / "a" / "metrics").iterdir():
         part.unlink()
     assert report(tmp_path, "--out", tmp_path / "r.html") == 0
-    assert "No variant can be compared with PPO yet." in (tmp_path / "r.html").read_text()
+    assert "No member has a score yet: scores" in (tmp_path / "r.html").read_text()
 
 
 def test_names_cannot_become_markup(tmp_path):
@@ -314,8 +358,11 @@ def test_watching_serves_the_page_of_now_on_this_machine_only(run, serving):
     assert get(f"{base}/version") != version
     assert "the cat" in get(f"{base}/?again")
     part = sorted((run / "metrics").iterdir())[0]
-    part.write_bytes(b"PAR1")  # caught half-way: the page there was stays
-    assert "the cat" in get(f"{base}/")
+    part.write_bytes(b"PAR1")  # the page there was stays, and says why
+    page = get(f"{base}/")
+    assert "the cat" in page
+    assert f"{part.name} is damaged" in page.partition("<header>")[0]
+    assert f'"watch":"{get(f"{base}/version")}"' in page, "the page would load itself again and again"
 
 
 def raw(port: int, request: bytes) -> bytes:
@@ -351,9 +398,9 @@ def test_a_window_that_closes_early_is_no_error(serving, capsys):
 
 def test_a_run_that_vanishes_while_watched_is_said(run, serving):
     shutil.rmtree(run)
-    with pytest.raises(urllib.error.HTTPError, match="503"):
-        get(f"http://127.0.0.1:{serving.server_port}/version")
-    assert "<html" in get(f"http://127.0.0.1:{serving.server_port}/")  # the last page there was
+    page = get(f"http://127.0.0.1:{serving.server_port}/")
+    assert f"This page shows an earlier state. report: {run} is not a folder</p>" in page
+    assert '<section id="bars">' in page  # the last page there was
 
 
 def test_pages_are_not_made_faster_than_the_machine_can_bear(run, monkeypatch):
@@ -362,7 +409,7 @@ def test_pages_are_not_made_faster_than_the_machine_can_bear(run, monkeypatch):
     monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
     made = []
 
-    def page(*arguments, watch):
+    def page(*arguments, watch, problem):
         made.append(watch)
         now[0] += 2.0  # seconds that it takes
         return f"page {len(made)}"
@@ -392,3 +439,28 @@ def test_watching_an_empty_folder_or_a_taken_port(tmp_path, run, capsys):
     with watch.server([str(run)], "now", 0, allow_mixed=False) as serving:
         assert report(run, "--watch", "--port", str(serving.server_port)) == 2
     assert "cannot be used" in complaint(capsys)
+
+
+def test_a_client_that_says_nothing_is_let_go(serving, monkeypatch):
+    assert 1 <= watch._Handler.timeout <= 60
+    monkeypatch.setattr(watch._Handler, "timeout", 0.3)
+    for half in (b"", b"GET / HTTP/1.1\r\nHo"):
+        with socket.create_connection(("127.0.0.1", serving.server_port), timeout=20) as silent:
+            silent.sendall(half)
+            assert silent.recv(1) == b"", "the server must close the connection"
+    assert "<html" in get(f"http://127.0.0.1:{serving.server_port}/")
+
+
+def test_a_client_that_does_not_take_its_answer_is_let_go(run, serving, monkeypatch, capsys):
+    assert watch._Handler.timeout is not None
+    monkeypatch.setattr(watch._Handler, "timeout", 0.3)
+    monkeypatch.setattr(watch.Source, "page", lambda source: "x" * 50_000_000)  # more than any buffer takes
+    before = threading.active_count()
+    with socket.create_connection(("127.0.0.1", serving.server_port), timeout=20) as greedy:
+        greedy.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert greedy.recv(4) == b"HTTP"
+        until = time.monotonic() + 20
+        while threading.active_count() > before and time.monotonic() < until:
+            time.sleep(0.05)
+        assert threading.active_count() == before
+    assert capsys.readouterr().err == ""

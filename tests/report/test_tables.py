@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nextpolicy.report import aggregate, formats, tables, text
+from nextpolicy.report import aggregate, formats, summary, tables, text
 from nextpolicy.report.aggregate import AggregateRow
 from nextpolicy.report.comparable import load_all
 from nextpolicy.report.members import STATISTICS, member_table
@@ -24,8 +24,13 @@ def last_tenth(values):
     return lambda algo, seed, k: np.where(k >= 18, values[algo][seed], 999.0).astype(np.float32)
 
 
+def falling(values):
+    """`values[algo]` before and in the last 10 % of rounds."""
+    return lambda algo, seed, k: np.where(k >= 18, values[algo][1], values[algo][0])
+
+
 @pytest.fixture(scope="module")
-def members(tmp_path_factory) -> pd.DataFrame:
+def compared(tmp_path_factory) -> tables.Comparison:
     """Three environments: a plain one, one whose returns are negative, one without any spread."""
     root = tmp_path_factory.mktemp("runs")
     scores = {"ppo": [8.0, 10.0, 12.0], "sv-static": [10.0, 10.0, 10.0], "sv-dynamic": [12.0, 15.0, 18.0]}
@@ -33,8 +38,9 @@ def members(tmp_path_factory) -> pd.DataFrame:
         "episode_return": last_tenth(scores),
         # Two rounds of the last tenth: 3 episodes and 1; the mean must count episodes, not rounds.
         "episodes": lambda algo, seed, k: np.where(k == 18, 3, 1),
-        "value_loss": lambda algo, seed, k: np.full(len(k), {"ppo": 0.5, "sv-static": 1.0, "sv-dynamic": 0.25}[algo]),
-        "entropy": lambda algo, seed, k: np.full(len(k), {"ppo": 2.0, "sv-static": 3.0, "sv-dynamic": 1.0}[algo]),
+        # Other values in the last tenth than before: 18 rounds of the first, 2 of the second.
+        "value_loss": falling({"ppo": (0.5, 0.5), "sv-static": (1.0, 1.0), "sv-dynamic": (0.2, 1.0)}),
+        "entropy": falling({"ppo": (2.0, 1.0), "sv-static": (3.0, 3.0), "sv-dynamic": (1.0, 0.1)}),
         "diff_over_threshold": lambda algo, seed, k: np.where(algo == "sv-dynamic", 1.0 + k % 4, 0.0),
     }
     negative = {
@@ -44,7 +50,12 @@ def members(tmp_path_factory) -> pd.DataFrame:
     write_run(root / "a", "brax/ant", rounds=ROUNDS, columns=plain)
     write_run(root / "b", "brax/reacher", rounds=ROUNDS, columns=negative)
     write_run(root / "c", "brax/fast", rounds=ROUNDS)
-    return member_table(load_all([root]))
+    return tables.compare(load_all([root]))
+
+
+@pytest.fixture(scope="module")
+def members(compared) -> pd.DataFrame:
+    return compared.members
 
 
 def of(members, env, variant):
@@ -58,13 +69,18 @@ def test_a_members_row(members):
     ]
     expected = {
         "score": 15.0,
+        "final_return": 15.0,
+        "updates": 10.0,
         "updates_pct": 50.0,
+        "env_steps": 20 * 20480,
         "diff_median_pct": 250.0,  # of 100, 200, 300, 400 five times over
         "diff_std_pct": 100 * np.sqrt(20 * 1.25 / 19),
-        "value_loss": 0.25,
+        "value_loss": 0.28,  # (18 x 0.2 + 2 x 1) / 20
+        "value_loss_late": 1.0,
         "kl_target": 0.02,  # over the rounds that updated; over all it would be 0.01
         "kl_behaviour": 0.01,
-        "entropy": 1.0,
+        "entropy": 0.91,
+        "entropy_late": 0.1,
         "target_score": np.nan,
     }
     assert list(expected) == list(STATISTICS)
@@ -99,14 +115,22 @@ def test_every_column_of_an_environment_table(members):
         "updates_pct_of_ppo": 50.0,
         "diff_over_threshold_median_pct": 250.0,
         "diff_std_pct_of_threshold": 100 * np.sqrt(20 * 1.25 / 19),
-        "value_loss_x_ppo": 0.5,
+        "value_loss_x_ppo": 0.56,  # 0.28 / 0.5
+        "value_loss_late_x_ppo": 2.0,  # 1 / 0.5
         "kl_target_x_ppo": 2.0,
         "kl_behaviour_x_ppo": 1.0,
-        "entropy_x_ppo": 0.5,
-        "ppo_entropy": 2.0,
+        "entropy_x_ppo": 0.91 / 1.9,
+        "entropy_late_x_ppo": 0.1,
+        "ppo_entropy": 1.9,
+        "ppo_entropy_late": 1.0,
         "target_score_pct_of_ppo": np.nan,
         "paper_score_pct_of_ppo": 99.0,
         "difference_from_paper": 51.0,
+        # The paper's are at convergence: against the last 10 %, not against all rounds.
+        "paper_value_loss_x_ppo": 1.49,
+        "value_loss_difference_from_paper": 2.0 - 1.49,
+        "paper_ppo_entropy": -0.07,
+        "ppo_entropy_difference_from_paper": 1.07,
     }
     computed = set(row.index) - {"p_value"} - {n for n in row.index if n.endswith(("_low", "_high"))}
     assert computed == set(expected), "a column without a hand-made example"
@@ -121,7 +145,8 @@ def test_intervals_hold_their_numbers_and_no_spread_gives_no_width(members):
     row = of(members, "brax/ant", "sv-dynamic")
     # The means of resampled seeds lie between the least and the greatest: 12..18 over 12..8.
     assert 100 <= row["score_pct_of_ppo_low"] < 150 < row["score_pct_of_ppo_high"] <= 225
-    assert (row["value_loss_x_ppo_low"], row["value_loss_x_ppo_high"]) == (0.5, 0.5)
+    assert (row["value_loss_x_ppo_low"], row["value_loss_x_ppo_high"]) == pytest.approx((0.56, 0.56))
+    assert (row["value_loss_late_x_ppo_low"], row["value_loss_late_x_ppo_high"]) == (2.0, 2.0)
     for name in tables.INTERVALS:
         assert {f"{name}_low", f"{name}_high"} <= set(row.index)
 
@@ -291,7 +316,7 @@ def test_numbers_as_shown(value, shown):
 
 
 def test_markdown_latex_and_summary(members):
-    by_key, totals = tables.all_tables(members)
+    by_key, _ = tables.all_tables(members)
     table = by_key["brax", "sv-dynamic"]
     shown = formats.markdown(table, text.environment_columns(table))
     assert "| brax/ant | 3 | 150.0 ± 30.0 [" in shown
@@ -308,8 +333,11 @@ def test_markdown_latex_and_summary(members):
     body = tex.partition(r"\midrule")[2].partition(r"\bottomrule")[0].strip().splitlines()
     assert [line.split(" & ")[:2] for line in body] == [[f"brax/{env}", "3"] for env in ("ant", "reacher", "fast")]
     assert all(line.endswith(r" \\[2pt]") for line in body)
-    assert r"\begin{tabular}{@{}lrrrrrrrrrrr@{}}" in tex
-    lines = text.summary(["finished"] * 3, members, by_key, totals)
+    assert r"\begin{tabular}{@{}lrrrrrrrrrrrrr@{}}" in tex
+
+
+def test_the_summary(compared):
+    lines = summary.sentences(compared)
     assert lines[0] == "3 runs with 27 members on 3 environments: 3 finished, 0 members without a score."
     assert "sv-dynamic has a median of 150.0 [" in lines[1]
     assert "significantly better on 2 and worse on 0 of 3 environments" in lines[1]
@@ -391,19 +419,18 @@ def test_the_summary_counts_runs_not_their_first_members(tmp_path):
         frame = pd.read_parquet(part)
         frame[frame["member"] > 0].to_parquet(part, index=False)
     compared = tables.compare(load_all([tmp_path]))
-    states = [run.state for run in compared.runs]
-    first, *_ = text.summary(states, compared.members, compared.environments, compared.totals)
+    first, *_ = summary.sentences(compared)
     assert first == "1 run with 9 members on 1 environment: 1 finished, 1 member without a score."
 
 
 def test_only_significant_differences_are_wins():
     rows = [(100.5, True), (99.5, True), (120.0, False), (80.0, True), (100.0, True), (np.nan, False)]
-    assert text.wins(pd.DataFrame(rows, columns=["score_pct_of_ppo", "significant"])) == (1, 2)
+    assert summary.wins(pd.DataFrame(rows, columns=["score_pct_of_ppo", "significant"])) == (1, 2)
 
 
 def test_the_largest_suite_leads_and_its_best_four_variants():
     rows = [("brax", f"v{i}", "ours", 3, 90.0 + i) for i in range(6)]
     rows += [("brax", "v5", "paper", np.nan, 500.0), ("atari", "w", "ours", 2, 200.0), ("brax", "x", "ours", 3, np.nan)]
     totals = pd.DataFrame(rows, columns=["suite", "variant", "source", "environments", "median_pct_ppo"])
-    assert [row["variant"] for row in text.headlines(totals)] == ["v5", "v4", "v3", "v2"]
-    assert text.headlines(pd.DataFrame()) == []
+    assert [row["variant"] for row in summary.headlines(totals)] == ["v5", "v4", "v3", "v2"]
+    assert summary.headlines(pd.DataFrame()) == []

@@ -9,10 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from nextpolicy.report import text
+from nextpolicy.report import palette, text
 from nextpolicy.report.text import number
 
-COLOURS = 8  # of the page's palette; a ninth variant takes the first again
 ROOM = 1.3  # the scale reaches this factor beyond the scores; wider intervals are cut and marked
 
 
@@ -59,13 +58,17 @@ def variant_name(variant: str) -> str:
     return html.escape(variant).replace("[", "<wbr>[").replace(",", ",<wbr>")
 
 
-def paint(index: int) -> str:
+def paint(slot: int) -> str:
     """Class and style of what has a variant's colour; stripes tell a colour's second use from its first."""
-    return f'class="{"again" if index >= COLOURS else "once"}" style="--c: var(--c{index % COLOURS})'
+    return f'class="{"again" if palette.is_second(slot) else "once"}" style="{colour(slot)}'
 
 
-def swatch(index: int) -> str:
-    return f'<span class="swatch"><i {paint(index)}"></i></span>'
+def colour(slot: int) -> str:
+    return f"--c: var(--c{slot % len(palette.COLOURS)})"
+
+
+def swatch(variant: str, variants: list[str]) -> str:
+    return f'<span class="swatch"><i {paint(palette.slot(variant, variants))}"></i></span>'
 
 
 def span(values: list[float]) -> tuple[float, float]:
@@ -99,7 +102,7 @@ def _track(variant: str, row: dict[str, Any], variants: list[str], place: Callab
         why = html.escape(row["note"] or "no score")
         return f'<div class="track" data-of="{index}" {title}><span class="note">{why}</span></div>'
     start, end = sorted((place(100), place(value)))
-    bar = f'<i {paint(index)};left:{start:.2f}%;width:{end - start:.2f}%"></i>'
+    bar = f'<i {paint(palette.slot(variant, variants))};left:{start:.2f}%;width:{end - start:.2f}%"></i>'
     whisker = ""
     if math.isfinite(row["score_pct_of_ppo_low"]):
         low, high = row["score_pct_of_ppo_low"], row["score_pct_of_ppo_high"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from nextpolicy.report import formats, html, text
 from nextpolicy.report.comparable import load_all
-from nextpolicy.report.files import write
+from nextpolicy.report.files import check_own, write_own
 from nextpolicy.report.runs import ReportError
 from nextpolicy.report.tables import Comparison, compare
 
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str], make_parser: Callable[..., Any], parse: Calla
         "--files", help="Folder for tables (md, csv, tex) and figures (svg, png); default beside --out."
     )
     parser.add_argument("--page-only", action="store_true", help="The page alone, no tables and figures.")
-    parser.add_argument("--title", default="Stable-Value PPO against PPO", help="Heading of the page.")
+    parser.add_argument("--title", default="", help="Heading of the page; by default it says what is compared.")
     parser.add_argument("--allow-mixed", action="store_true", help="Compare runs even if their settings differ.")
     parser.add_argument("--watch", action="store_true", help="Serve the page on this machine and renew it; no files.")
     parser.add_argument("--port", type=int, default=8765, help="Port of --watch on 127.0.0.1; 0 takes a free one.")
@@ -33,44 +33,67 @@ def main(arguments: Sequence[str], make_parser: Callable[..., Any], parse: Calla
         watch.serve(options.paths, options.title, options.port, allow_mixed=options.allow_mixed)
         return
     out = Path(options.out)
+    folder = Path(options.files) if options.files else out.with_name(f"{out.stem}-files")
+    _check_places(out, None if options.page_only else folder)
+    comparison = compare(load_all(options.paths, allow_mixed=options.allow_mixed))
+    contents: dict[Path, str | bytes] = {out: html.page(comparison, options.title)}
+    if not options.page_only:
+        contents |= _files(comparison, folder)
+    write_own(contents)
+    print(f"page: {out} ({out.stat().st_size / 1e6:.2f} MB, {text.count(len(comparison.runs), 'run')})")
+    if comparison.varied:
+        print(f"settings that differ between environments: {', '.join(comparison.varied)}")
+    if comparison.mixed:
+        print(f"mixed: runs are not alike in {', '.join(comparison.mixed)}")
+    if not options.page_only:
+        print(f"tables and figures: {folder} ({len(contents) - 1} files)")
+
+
+def _check_places(out: Path, folder: Path | None) -> None:
+    """Refuse what cannot be written to, before runs are read."""
     if out.suffix.lower() not in (".html", ".htm"):
         raise ReportError(f"out: got {out}, takes a file name that ends in .html")
     if not out.parent.is_dir():
         raise ReportError(f"out: {out.parent} is not a folder")
     if out.is_dir():
         raise ReportError(f"out: {out} is a folder, takes a file")
-    folder = Path(options.files) if options.files else out.with_name(f"{out.stem}-files")
-    if not options.page_only and any(p.exists() and not p.is_dir() for p in (folder, *folder.parents)):
+    if folder is not None and any(p.exists() and not p.is_dir() for p in (folder, *folder.parents)):
         raise ReportError(f"files: {folder} is a file or in one, takes a folder")
-    comparison = compare(load_all(options.paths, allow_mixed=options.allow_mixed))
-    write(out, html.page(comparison, options.title))
-    count = len(comparison.runs)
-    print(f"page: {out} ({out.stat().st_size / 1e6:.2f} MB, {count} run{'s' * (count != 1)})")
-    if comparison.mixed:
-        print(f"mixed: runs are not alike in {', '.join(comparison.mixed)}")
-    if not options.page_only:
-        print(f"tables and figures: {folder} ({write_files(comparison, folder)} files)")
+    check_own([out])
 
 
-def write_files(comparison: Comparison, folder: Path) -> int:
-    """Tables as Markdown, CSV and LaTeX, figures as SVG and PNG; how many files there are."""
-    from nextpolicy.report import figures
+def _files(comparison: Comparison, folder: Path) -> dict[Path, str | bytes]:
+    """Tables as Markdown, CSV and LaTeX, figures as SVG and PNG."""
+    from nextpolicy.report import drawing, figures
 
-    folder.mkdir(parents=True, exist_ok=True)
-    runs, members, by_key, totals, _ = comparison
-    before = {"members.csv": members.to_csv(index=False)}
+    found: dict[Path, str | bytes] = {folder / name: content for name, content in _tables(comparison).items()}
+    stems = figures.all_figures(comparison.runs, comparison.members, comparison.environments)
+    names = [folder / f"{stem}.{kind}" for stem in stems for kind in drawing.KINDS]
+    check_own([*found, *names])  # drawing takes seconds
+    for stem, figure in stems.items():
+        found |= {folder / f"{stem}.{kind}": content for kind, content in drawing.drawn(figure).items()}
+    return found
+
+
+def _tables(comparison: Comparison) -> dict[str, str]:
+    """File name -> content."""
+    scores, totals = comparison.scores, comparison.totals
     named = {
-        f"{suite}-{variant}": (table, text.environment_columns(table)) for (suite, variant), table in by_key.items()
+        f"{suite}-{variant}": (
+            table,
+            text.environment_columns(table),
+            f"{variant} on {text.SUITE_NAMES.get(suite, suite)}, in percent or multiples of PPO",
+        )
+        for (suite, variant), table in comparison.environments.items()
     }
-    captions = {f"{s}-{v}": f"{v} on {text.SUITE_NAMES.get(s, s)}, in percent or multiples of PPO" for s, v in by_key}
+    named["scores"] = scores, text.scores_columns(scores), "Returns of each variant"
     if len(totals):
-        named["aggregate"] = totals, text.aggregate_columns(totals)
-        captions["aggregate"] = "All environments, in percent or multiples of PPO"
-    for name, (table, columns) in named.items():
+        about = "All environments, in percent or multiples of PPO"
+        named["aggregate"] = totals, text.aggregate_columns(totals), about
+    files = {"members.csv": formats.csv(comparison.members)}
+    for name, (table, columns, caption) in named.items():
         stem = "".join(c if c.isalnum() or c in "-_.=" else "-" for c in name).strip("-")
-        before[f"{stem}.csv"] = table.to_csv(index=False)
-        before[f"{stem}.md"] = formats.markdown(table, columns)
-        before[f"{stem}.tex"] = formats.latex(table, columns, captions[name])
-    for name, content in before.items():
-        write(folder / name, content)
-    return len(before) + figures.write_all(runs, members, by_key, folder)
+        files[f"{stem}.csv"] = formats.csv(table)
+        files[f"{stem}.md"] = formats.markdown(table, columns)
+        files[f"{stem}.tex"] = formats.latex(table, columns, caption)
+    return files

@@ -1,4 +1,8 @@
-"""Which runs are one comparison: settings must agree, and no seed may be there twice."""
+"""Which runs are one comparison: settings must agree on each environment, and no seed may be there twice.
+
+Environments of one suite may differ in their settings (`[environment."..."]` of a suite): each is compared with PPO on
+itself, and the report says where they differ.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ FREE_FIELDS = {"env", "env_options", "seeds", "algo", "sweep"} | {
 
 
 def load_all(paths: Sequence[str | Path], *, allow_mixed: bool = False) -> list[Run]:
-    """Every run below the paths, checked to be comparable within its suite."""
+    """Every run below the paths, checked to be comparable on its environment."""
     runs = [load(path) for path in find(paths)]
     if not allow_mixed:
         _check_settings(runs)
@@ -62,22 +66,47 @@ def differing_fields(run: Run, other: Run) -> list[str]:
     return [f for f in fields if run.settings.get(f, missing) != other.settings.get(f, missing)]
 
 
+def _environment(run: Run) -> str:
+    """The environment's id and options, also of a run that stands on a line of its own."""
+    return str([run.settings.get("env"), run.settings.get("env_options")])
+
+
 def mixed_fields(runs: Sequence[Run]) -> list[str]:
-    """Every setting in which runs of one suite differ; there are none unless mixing was allowed."""
+    """Every setting in which runs of one environment differ; there are none unless mixing was allowed."""
     first: dict[str, Run] = {}
-    return sorted({f for run in runs for f in differing_fields(run, first.setdefault(run.suite, run))})
+    return sorted({f for run in runs for f in differing_fields(run, first.setdefault(_environment(run), run))})
+
+
+def varied_fields(runs: Sequence[Run]) -> list[str]:
+    """Every setting in which environments of one suite differ: `total_env_steps (1000 on a; 2000 on b)`."""
+    by_suite: dict[str, dict[str, Run]] = {}
+    for run in runs:
+        by_suite.setdefault(run.suite, {}).setdefault(_environment(run), run)
+    said = []
+    for suite in by_suite.values():
+        one, *others = suite.values()
+        for field in sorted({f for run in others for f in differing_fields(run, one)}):
+            values: dict[str, list[str]] = {}
+            for run in suite.values():
+                values.setdefault(str(run.settings.get(field, "not recorded")), []).append(run.env)
+            said.append(f"{field} ({'; '.join(f'{value} on {_some(envs)}' for value, envs in values.items())})")
+    return said
+
+
+def _some(envs: list[str], most: int = 3) -> str:
+    return ", ".join(envs) if len(envs) <= most else f"{len(envs)} environments"
 
 
 def _check_settings(runs: list[Run]) -> None:
     """Refuse a comparison of two settings: the first field that differs is named."""
     first: dict[str, Run] = {}
     for run in runs:
-        other = first.setdefault(run.suite, run)
+        other = first.setdefault(_environment(run), run)
         for field in differing_fields(run, other):
             ours, theirs = (r.settings.get(field, "not recorded") for r in (run, other))
             raise ReportError(
-                f"report: {run.path} has {field} = {ours}, {other.path} has {theirs}; these are different presets "
-                f"and not one comparison (--allow-mixed takes them all the same)"
+                f"report: {run.path} has {field} = {ours}, {other.path} has {theirs}; on {run.env} these are "
+                f"different settings and not one comparison (--allow-mixed takes them all the same)"
             )
 
 

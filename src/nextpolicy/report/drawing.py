@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -13,28 +12,35 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from nextpolicy.report.files import write
+from nextpolicy.report import palette
 
-COLOURS = ("#5a636e", "#c2410c", "#0f62ce", "#15803d", "#9333ea", "#b45309", "#0e7490", "#be185d")
+KINDS = {"svg": {"metadata": {"Date": None}}, "png": {"dpi": 130}}
 
 
-def save(figure: Figure, stem: Path) -> None:
-    """stem.svg and stem.png; the same figure gives the same bytes."""
+def drawn(figure: Figure) -> dict[str, bytes]:
+    """Kind of file -> content; the same figure gives the same bytes."""
+    files = {}
     FigureCanvasAgg(figure)
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "nextpolicy"}):
-        for kind, options in (("png", {"dpi": 130}), ("svg", {"metadata": {"Date": None}})):
+        for kind, options in KINDS.items():
             buffer = io.BytesIO()
             figure.savefig(buffer, format=kind, facecolor="white", **options)
-            write(stem.with_name(f"{stem.name}.{kind}"), buffer.getvalue())
+            files[kind] = buffer.getvalue()
+    return files
 
 
 def colour_of(variant: str, variants: Sequence[str]) -> str:
-    return COLOURS[list(variants).index(variant) % len(COLOURS)]
+    return palette.COLOURS[palette.slot(variant, variants) % len(palette.COLOURS)]
 
 
 def is_second(variant: str, variants: Sequence[str]) -> bool:
-    """Whether another variant has its colour: then lines are dashed, bars hatched and points squares."""
-    return list(variants).index(variant) >= len(COLOURS)
+    """Whether another variant may have its colour: then lines are dashed, bars hatched and points squares."""
+    return palette.is_second(palette.slot(variant, variants))
+
+
+def literal(name: str) -> str:
+    """A name as it is: between two bare dollars matplotlib would read mathematics."""
+    return name.replace("$", r"\$")
 
 
 def legend(figure: Figure, entries: dict[str, Any]) -> None:
@@ -42,7 +48,7 @@ def legend(figure: Figure, entries: dict[str, Any]) -> None:
     wide = 0.5 + 0.065 * max(map(len, entries), default=1)  # inches of an entry
     columns = min(4, max(1, int(figure.get_figwidth() // wide)))
     where = {"loc": "outside upper center", "ncols": columns, "fontsize": 8, "frameon": False}
-    figure.legend(entries.values(), entries.keys(), **where)
+    figure.legend(entries.values(), map(literal, entries), **where)
 
 
 def labelled(axes: Sequence[Any]) -> dict[str, Any]:

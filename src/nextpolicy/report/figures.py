@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from nextpolicy.report.bars import margin
-from nextpolicy.report.drawing import colour_of, is_second, labelled, legend, percent_scale, plain, save
+from nextpolicy.report.drawing import colour_of, is_second, labelled, legend, literal, percent_scale, plain
 from nextpolicy.report.runs import Run
 from nextpolicy.report.text import SUITE_NAMES
 
@@ -22,10 +21,10 @@ WIDTH = 3.3  # inches of one panel
 Tables = dict[tuple[str, str], pd.DataFrame]
 
 
-def write_all(runs: Sequence[Run], members: pd.DataFrame, tables: Tables, folder: Path) -> int:
-    """Every figure of every suite; how many files were written."""
+def all_figures(runs: Sequence[Run], members: pd.DataFrame, tables: Tables) -> dict[str, Figure]:
+    """Every figure of every suite: name -> figure, not drawn yet."""
     variants = list(dict.fromkeys(members["variant"]))
-    written = 0
+    found: dict[str, Figure] = {}
     for suite in dict.fromkeys(run.suite for run in runs):
         ours = [run for run in runs if run.suite == suite]
         here = {v: t for (s, v), t in tables.items() if s == suite}
@@ -33,11 +32,8 @@ def write_all(runs: Sequence[Run], members: pd.DataFrame, tables: Tables, folder
         figures["lifespan"] = lifespan_figure(ours, variants)
         if here:
             figures |= {"bars": bars(suite, here, variants), "scatter": scatter(suite, here, variants)}
-        for name, figure in figures.items():
-            if figure is not None:
-                save(figure, folder / f"{suite}-{name}")
-                written += 2
-    return written
+        found |= {f"{suite}-{name}": figure for name, figure in figures.items() if figure is not None}
+    return found
 
 
 def bars(suite: str, tables: dict[str, pd.DataFrame], variants: Sequence[str]) -> Figure:
@@ -67,7 +63,7 @@ def bars(suite: str, tables: dict[str, pd.DataFrame], variants: Sequence[str]) -
     axes.set_ylim(-0.6, len(envs) - 0.4)
     percent_scale(axes, "x", [v for t in tables.values() for v in t["score_pct_of_ppo"] - 100])
     names = [f"{env}\n{margin({v: r[env] for v, r in rows.items() if env in r})}" for env in envs]
-    axes.set_yticks(range(len(envs)), names, fontsize=7)
+    axes.set_yticks(range(len(envs)), map(literal, names), fontsize=7)
     axes.tick_params(axis="x", labelsize=8)
     axes.set_xlabel("score, percentage points above PPO's mean (95 % interval)", fontsize=8)
     axes.set_title(SUITE_NAMES.get(suite, suite), fontsize=10)
@@ -96,14 +92,16 @@ def _title(env: str, runs: Sequence[Run]) -> str:
 
 def _frame(axes: Any, env: str, runs: Sequence[Run]) -> None:
     """Title, all steps the run was told to make, and what is to be said where it has not come far."""
-    axes.set_title(_title(env, runs), fontsize=8)
+    axes.set_title(literal(_title(env, runs)), fontsize=8)
     axes.set_xlim(0, max(run.total_steps for run in runs))
     odd = [f"{run.state}, {run.rounds_done} of {run.rounds} rounds" for run in runs if run.state != "finished"]
     drawn = [line.get_ydata() for line in axes.lines if line.get_label() in _variants(runs)]
     if not any(np.isfinite(values).any() for values in drawn):
         axes.set_yticks([])
     if odd:
-        axes.text(0.5, 0.94, odd[0], transform=axes.transAxes, ha="center", va="top", fontsize=7, color="#9a3412")
+        axes.text(
+            0.5, 0.94, literal(odd[0]), transform=axes.transAxes, ha="center", va="top", fontsize=7, color="#9a3412"
+        )
 
 
 def _variants(runs: Sequence[Run]) -> list[str]:
@@ -192,14 +190,15 @@ def diff_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | None:
 def lifespan_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | None:
     """Return (solid, left) with the rounds the target policy has lived when it is replaced (dotted, right)."""
     grouped = _by_environment(runs)
-    if not grouped:
+    held = [v for v in variants if not v.startswith("ppo")]  # PPO's target lives for one round, always
+    if not grouped or not held:
         return None
     figure, axes = _grid(len(grouped))
     for each, (env, own) in zip(axes, grouped.items(), strict=True):
         right = each.twinx()
         right.tick_params(labelsize=7)
         right.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-        for variant in (v for v in variants if not v.startswith("ppo")):
+        for variant in held:
             colour = colour_of(variant, variants)
             _band(each, _wide(own, variant, lambda f: f["episode_return"]), variants, variant, _steps(own))
             lived = _wide(own, variant, lambda f: f["rounds_held"].where(f["accepted"].astype(bool)).bfill())
@@ -227,7 +226,8 @@ def scatter(suite: str, tables: dict[str, pd.DataFrame], variants: Sequence[str]
             joined.setdefault(env, []).append((point[0], point[1]))
     for env, points in joined.items():
         axes.plot(*zip(*points), color="#999999", linewidth=0.8, zorder=2)
-        axes.annotate(env.partition("/")[2] or env, points[0], fontsize=6, xytext=(4, 3), textcoords="offset points")
+        short = literal(env.partition("/")[2] or env)
+        axes.annotate(short, points[0], fontsize=6, xytext=(4, 3), textcoords="offset points")
     axes.scatter([0], [0], marker="+", s=90, color="black", label="PPO", zorder=4)
     axes.axhline(0, color="#bbbbbb", linewidth=0.8)
     axes.axvline(0, color="#bbbbbb", linewidth=0.8)

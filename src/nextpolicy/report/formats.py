@@ -1,4 +1,4 @@
-"""Tables in languages for documents: Markdown, and LaTeX with booktabs."""
+"""Tables in languages for documents and spreadsheets: Markdown, LaTeX with booktabs, and CSV."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from nextpolicy.report.text import Column, cells
+from nextpolicy.report.text import NOT_IN_PRINT, Column, cells
 
 
 def markdown(table: pd.DataFrame, columns: Sequence[Column]) -> str:
@@ -19,19 +19,24 @@ def markdown(table: pd.DataFrame, columns: Sequence[Column]) -> str:
     return "".join("| " + " | ".join(map(escape, line)) + " |\n" for line in lines)
 
 
+def csv(table: pd.DataFrame) -> str:
+    """All columns and digits. A spreadsheet must not run text as a formula: an apostrophe before it makes it text."""
+    return table.map(_no_formula).to_csv(index=False)
+
+
+def _no_formula(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else value
+
+
 _LATEX = {c: f"\\{c}" for c in "&%_#${}"} | {
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
     **{"<": r"$<$", ">": r"$>$", "|": r"$|$", "±": r"$\pm$", "×": r"$\times$", "÷": r"$\div$", "–": "--"},
 }
 
 
-# Columns that do not go into print, where a page is so wide: they are in the Markdown and CSV beside it.
-_NOT_IN_PRINT = ("p", "Score", "PPO score", "Target policy, % of PPO", "PPO entropy", "Note")
-
-
 def latex(table: pd.DataFrame, columns: Sequence[Column], caption: str) -> str:
     """A table with booktabs rules, intervals in small below their numbers, never wider than the text; notes below."""
-    printed = [c for c in columns if c[0] not in _NOT_IN_PRINT]
+    printed = [c for c in columns if c[0] not in (*NOT_IN_PRINT, "Note")]
     body = [" & ".join(_latex_cell(shown) for shown, _ in row) + r" \\[2pt]" for row in cells(table, printed)]
     head = " & ".join(_stacked(*_escaped(c[0]).split(", ")) for c in printed) + r" \\"
     sides = "".join("l" if c[0] in ("Environment", "Variant", "Suite", "Source") else "r" for c in printed)

@@ -13,16 +13,18 @@ from typing import Any
 import pandas as pd
 
 from nextpolicy._version import __version__
-from nextpolicy.report import bars, curves, text
+from nextpolicy.report import bars, curves, palette, summary, text
 from nextpolicy.report.bars import name, swatch, variant_name
 from nextpolicy.report.runs import Run
 from nextpolicy.report.tables import Comparison
-from nextpolicy.report.text import Column, number
+from nextpolicy.report.text import Column
+from nextpolicy.report.tiles import tiles
 
 _SECTIONS = (
     ("aggregate", "All environments"),
     ("bars", "Score against PPO"),
     ("environments", "Each environment"),
+    ("scores", "Returns"),
     ("curves", "Learning curves"),
     ("gate", "Gate"),
     ("runs", "Runs"),
@@ -36,7 +38,14 @@ _EXPLAINED = {
         "Mean score in percent of PPO's, on a logarithmic scale, with its 95 % interval. The words beside an "
         "environment name the best of all, PPO included, and how far it is ahead of the next."
     ),
-    "environments": "A click on a heading sorts. A star: Welch's test finds p < 0.1.",
+    "environments": (
+        "A click on a heading sorts. A star: Welch's test finds p < 0.1. Value loss and entropy are means over all "
+        "rounds, and over the last 10 % of steps: at convergence, as the paper prints them."
+    ),
+    "scores": (
+        "The score is the mean return of the episodes that ended in the last 10 % of steps, ± the standard deviation "
+        "over seeds. Intervals are 95 %, by resampling seeds. A click on a heading sorts."
+    ),
     "curves": (
         "Mean return of the episodes that ended in a round: thin for each seed, thick for their mean. Curves are "
         "thinned so that every peak stays. Arrow keys walk along a curve that has the focus."
@@ -49,45 +58,59 @@ _EXPLAINED = {
 }
 
 
-def page(comparison: Comparison, title: str, *, watch: str = "") -> str:
-    """The whole page; `watch` is the version that a serving process tells apart."""
-    runs, members, by_key, totals, mixed = comparison
+def page(comparison: Comparison, title: str = "", *, watch: str = "", problem: str = "") -> str:
+    """The whole page; `watch` is the version that a serving process tells apart, `problem` why it is not of now."""
+    members = comparison.members
+    title = title or summary.title(members)
     variants = list(dict.fromkeys(members["variant"]))
-    environments = _by_environment(runs)
+    environments = _by_environment(comparison.runs)
+    parts = {key: part for key, part in _parts(comparison, variants, environments).items() if part}
+    words = {key: heading for key, heading in _SECTIONS if key in parts}
+    controls = [_controls(variants), *[""] * len(words)]  # below the first section
+    sections = "".join(
+        f'<section id="{key}"><h2>{heading}</h2><p class="about">{_EXPLAINED[key]}</p>{parts[key]}</section>\n{below}'
+        for (key, heading), below in zip(words.items(), controls)
+    )
+    nav = "".join(f'<a href="#{key}">{heading}</a>' for key, heading in words.items())
+    live = f'<span class="live" role="status">{"not up to date" if problem else "live"}</span>' if watch else ""
+    broken = f'<p class="problem" role="alert">This page shows an earlier state. {html.escape(problem)}</p>'
+    body = (
+        f"{broken if problem else ''}<header><h1>{html.escape(title)}{live}</h1>"
+        f'<div class="tiles">{tiles(comparison, variants)}</div><div class="summary">{_summary(comparison)}</div>'
+        f'<nav aria-label="Sections">{nav}</nav></header>\n<main>{sections}</main>\n'
+    )
+    return _document(title, body, _data(environments, variants, watch), bool(watch))
+
+
+def _parts(comparison: Comparison, variants: list[str], environments: dict[str, list[Run]]) -> dict[str, str]:
+    """What stands in each section; those that compare with PPO are empty where there is none."""
+    by_key, totals, scores = comparison.environments, comparison.totals, comparison.scores
     several = len({suite for suite, _ in by_key}) > 1
-    parts = {
-        "aggregate": _table(totals, text.aggregate_columns(totals), variants)
-        if len(totals)
-        else "<p>No variant to compare.</p>",
+    gate = [panel for panel in ("diff", "lifespan", "updates") if not all(v.startswith("ppo") for v in variants)]
+    return {
+        "aggregate": _table(totals, text.aggregate_columns(totals), variants) if len(totals) else "",
         "bars": "".join(bars.bars(suite, by_key, variants) for suite in dict.fromkeys(s for s, _ in by_key)),
         "environments": "".join(
             _heading(suite if several else "", variant, variants)
             + _table(table, text.environment_columns(table), variants)
             for (suite, variant), table in by_key.items()
         ),
+        "scores": _table(scores, text.scores_columns(scores), variants),
         "curves": _cards(environments, ["return"]),
-        "gate": _cards(environments, ["diff", "lifespan", "updates"]),
-        "runs": "".join(map(_run, runs)),
+        "gate": _cards(environments, gate) if gate else "",
+        "runs": "".join(map(_run, comparison.runs)),
     }
-    sections = "".join(
-        f'<section id="{key}"><h2>{words}</h2><p class="about">{_EXPLAINED[key]}</p>'
-        f"{parts[key]}</section>\n{_controls(variants) if key == 'aggregate' else ''}"
-        for key, words in _SECTIONS
-    )
-    states = [run.state for run in runs]
-    summary = "".join(f"<p>{html.escape(line)}</p>" for line in text.summary(states, members, by_key, totals))
-    if mixed:
-        fields = html.escape(", ".join(mixed))
-        summary += f'<p class="warning">Mixed settings: these runs are not alike in {fields}; read with care.</p>'
-    nav = "".join(f'<a href="#{key}">{words}</a>' for key, words in _SECTIONS)
-    live = '<span class="live" role="status">live</span>' if watch else ""
-    tiles = "".join(_tile(row, by_key, variants) for row in text.headlines(totals))
-    body = (
-        f"<header><h1>{html.escape(title)}{live}</h1>"
-        f'<div class="tiles">{tiles}</div><div class="summary">{summary}</div>'
-        f'<nav aria-label="Sections">{nav}</nav></header>\n<main>{sections}</main>\n'
-    )
-    return _document(title, body, _data(environments, variants, watch), bool(watch))
+
+
+def _summary(comparison: Comparison) -> str:
+    lines = "".join(f"<p>{html.escape(line)}</p>" for line in summary.sentences(comparison))
+    if comparison.varied:
+        said = html.escape(", ".join(comparison.varied))
+        lines += f'<p class="varied">Settings that differ between environments: {said}.</p>'
+    if comparison.mixed:
+        fields = html.escape(", ".join(comparison.mixed))
+        lines += f'<p class="warning">Mixed settings: these runs are not alike in {fields}; read with care.</p>'
+    return lines
 
 
 def _document(title: str, body: str, data: dict[str, Any], watch: bool) -> str:
@@ -114,20 +137,6 @@ def _by_environment(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return grouped
 
 
-def _tile(row: dict[str, Any], by_key: dict[tuple[str, str], pd.DataFrame], variants: list[str]) -> str:
-    """A variant's median in large, with its interval and on how many environments it was better and worse."""
-    index, (better, worse) = variants.index(row["variant"]), text.wins(by_key[row["suite"], row["variant"]])
-    _, _, interval = text.with_interval(row, "median_pct_ppo")[0].partition(" ")
-    where = f"{int(row['environments'])} environments"
-    where += f" of {text.SUITE_NAMES.get(row['suite'], row['suite'])}" * (len({s for s, _ in by_key}) > 1)
-    return (
-        f'<div class="tile" data-of="{index}" style="--c: var(--c{index % bars.COLOURS})">'
-        f"<span>{variant_name(row['variant'])}</span><strong>{number(row['median_pct_ppo'], places=1)} %</strong>"
-        f"<span>of PPO's score, median {html.escape(interval)}</span>"
-        f"<small>significantly better on {better}, worse on {worse} of {html.escape(where)}</small></div>"
-    )
-
-
 def _data(environments: dict[str, list[Run]], variants: list[str], watch: str) -> dict[str, Any]:
     """What the script needs."""
     panels = {panel: {k: v for k, v in about.items() if k != "points"} for panel, about in curves.PANELS.items()}
@@ -139,12 +148,13 @@ def _data(environments: dict[str, list[Run]], variants: list[str], watch: str) -
         }
         for runs in environments.values()
     ]
-    return {"variants": variants, "panels": panels, "environments": drawn, "watch": watch}
+    slots = [palette.slot(variant, variants) for variant in variants]
+    return {"variants": variants, "slots": slots, "panels": panels, "environments": drawn, "watch": watch}
 
 
 def _controls(variants: list[str]) -> str:
     buttons = "".join(
-        f'<button type="button" aria-pressed="true" data-variant="{i}">{swatch(i)}{variant_name(v)}</button>'
+        f'<button type="button" aria-pressed="true" data-variant="{i}">{swatch(v, variants)}{variant_name(v)}</button>'
         for i, v in enumerate(variants)
     )
     members = '<button type="button" aria-pressed="true" id="members">single seeds</button>'
@@ -154,7 +164,7 @@ def _controls(variants: list[str]) -> str:
 def _heading(suite: str, variant: str, variants: list[str]) -> str:
     index = variants.index(variant)
     of = html.escape(text.SUITE_NAMES.get(suite, suite))
-    return f'<h3 data-of="{index}">{swatch(index)}{variant_name(variant)} <small>{of}</small></h3>'
+    return f'<h3 data-of="{index}">{swatch(variant, variants)}{variant_name(variant)} <small>{of}</small></h3>'
 
 
 def _table(table: pd.DataFrame, columns: Sequence[Column], variants: list[str]) -> str:
@@ -191,7 +201,8 @@ def _cell(cell: text.Cell, heading: str, record: dict[str, Any], *, first: bool)
 
 
 def _kind(heading: str) -> str:
-    return {"Note": ' class="note"', "Variant": ' class="text"', "Source": ' class="text"'}.get(heading, "")
+    kind = {"Note": "note", "Variant": "text", "Source": "text"} | dict.fromkeys(text.NOT_IN_PRINT, "screen-only")
+    return f' class="{kind[heading]}"' if heading in kind else ""
 
 
 def _cards(environments: dict[str, list[Run]], panels: list[str]) -> str:

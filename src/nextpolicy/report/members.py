@@ -13,8 +13,8 @@ from nextpolicy.report.runs import Run
 SCORE_SHARE = 0.1  # a member's score is its mean return over this last share of its steps
 
 STATISTICS = (
-    *("score", "updates_pct", "diff_median_pct", "diff_std_pct", "value_loss"),
-    *("kl_target", "kl_behaviour", "entropy", "target_score"),
+    *("score", "final_return", "updates", "updates_pct", "env_steps", "diff_median_pct", "diff_std_pct"),
+    *("value_loss", "value_loss_late", "kl_target", "kl_behaviour", "entropy", "entropy_late", "target_score"),
 )
 
 
@@ -22,7 +22,9 @@ def member_table(runs: Sequence[Run]) -> pd.DataFrame:
     """One row per member of every run: who it is, how it stands (`state`, `reason`), and its statistics.
 
     score          mean return of the episodes that ended in the last 10 % of its steps, each episode counting once
-    updates_pct    share of rounds that updated the target policy, in percent
+    final_return   mean return of the episodes that ended in its last round, or in the last that had any
+    updates, _pct  rounds that updated the target policy, and their share of all rounds in percent
+    *_late         mean over the last 10 % of its steps ("at convergence", as the paper prints them)
     diff_*_pct     median and standard deviation (n - 1) over rounds of diff / threshold, in percent; sv-dynamic only
     kl_target      mean over the rounds that updated the target; the others are means over all rounds
     target_score   mean return of the target policy over whole episodes, where a suite has measured it
@@ -63,19 +65,25 @@ def _statistics(frame: pd.DataFrame, member: Member, run: Run) -> dict[str, floa
     episodes = late["episodes"].to_numpy()
     returns = np.where(episodes > 0, late["episode_return"].to_numpy(np.float64), 0.0)
     accepted = frame["accepted"].to_numpy(bool)
-    mean = lambda name: float(frame[name].mean())  # noqa: E731
+    ended = frame.loc[frame["episodes"] > 0, "episode_return"]
+    mean = lambda name, rows=frame: float(rows[name].mean())  # noqa: E731
     diff = 100 * frame["diff_over_threshold"].to_numpy(np.float64)
     diff = diff[np.isfinite(diff)] if member.algo == "sv-dynamic" else diff[:0]
     values = (
         # Returns are recorded in float32: past six digits two members that earned the same would differ by noise.
         float(f"{returns @ episodes / episodes.sum():.6g}") if episodes.sum() else np.nan,
+        float(f"{ended.iloc[-1]:.6g}") if len(ended) else np.nan,
+        float(accepted.sum()),
         100.0 * float(accepted.mean()),
+        float(frame["env_steps"].max()),
         float(np.median(diff)) if len(diff) else np.nan,
         float(np.std(diff, ddof=1)) if len(diff) > 1 else np.nan,
         mean("value_loss"),
+        mean("value_loss", late),
         float(frame["kl_target"].to_numpy(np.float64)[accepted].mean()) if accepted.any() else np.nan,
         mean("kl_behaviour"),
         mean("entropy"),
+        mean("entropy", late),
         run.evaluation.get(run.members.index(member), np.nan),
     )
     return dict(zip(STATISTICS, values, strict=True))

@@ -16,8 +16,8 @@ import pandas as pd
 
 from nextpolicy.report import aggregate
 from nextpolicy.report.aggregate import AggregateRow
-from nextpolicy.report.comparable import mixed_fields
-from nextpolicy.report.members import member_table
+from nextpolicy.report.comparable import mixed_fields, varied_fields
+from nextpolicy.report.members import STATISTICS, member_table
 from nextpolicy.report.runs import Run
 
 REPS = 1000
@@ -29,9 +29,11 @@ _PAPER_VARIANTS = {"sv-static": "static", "sv-dynamic": "dynamic"}
 RATIOS = {
     "updates_pct_of_ppo": ("updates_pct", 100.0),
     "value_loss_x_ppo": ("value_loss", 1.0),
+    "value_loss_late_x_ppo": ("value_loss_late", 1.0),
     "kl_target_x_ppo": ("kl_target", 1.0),
     "kl_behaviour_x_ppo": ("kl_behaviour", 1.0),
     "entropy_x_ppo": ("entropy", 1.0),
+    "entropy_late_x_ppo": ("entropy_late", 1.0),
 }
 # Columns that are a mean of the variant's own members.
 MEANS = {
@@ -40,8 +42,17 @@ MEANS = {
     "diff_std_pct_of_threshold": "diff_std_pct",
 }
 # Columns that are a mean of PPO's members.
-PPO_MEANS = {"ppo_score": "score", "ppo_entropy": "entropy"}
+PPO_MEANS = {"ppo_score": "score", "ppo_entropy": "entropy", "ppo_entropy_late": "entropy_late"}
 INTERVALS = ("score_pct_of_ppo", *RATIOS, *MEANS, *PPO_MEANS, "target_score_pct_of_ppo")
+# What the paper prints by environment -> (our column it is compared with, name of the difference). Its value loss and
+# entropy are "at convergence": the last 10 % of steps.
+PAPER_COLUMNS = {
+    "score_pct_of_ppo": ("score_pct_of_ppo", "difference_from_paper"),
+    "value_loss_x_ppo": ("value_loss_late_x_ppo", "value_loss_difference_from_paper"),
+    "ppo_entropy": ("ppo_entropy_late", "ppo_entropy_difference_from_paper"),
+}
+# Columns of the table of returns: a mean of a variant's own members, each with its interval.
+OWN_MEANS = tuple(name for name in STATISTICS if name != "env_steps")
 
 
 def baseline_of(variant: str, variants: Sequence[str]) -> str | None:
@@ -96,6 +107,22 @@ def _environment_row(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, Any]
     return row
 
 
+def scores_table(members: pd.DataFrame) -> pd.DataFrame:
+    """One line per environment and variant, PPO's too, in returns: nothing is compared, so nothing is needed for it."""
+    rows = []
+    for (env, variant), ours in members.groupby(["env", "variant"], sort=False):
+        scored = ours[ours["score"].notna()]
+        row: dict[str, Any] = {"suite": ours["suite"].iloc[0], "env": env, "variant": variant}
+        row |= {"seeds": len(scored), "seeds_planned": len(ours), "note": note_of(ours)}
+        row |= {"score_std": scored["score"].std(), "env_steps": scored["env_steps"].mean()}
+        for name in OWN_MEANS:
+            draws = _resampled(scored[name].to_numpy(np.float64), [SEED, 0]) if len(scored) >= 2 else np.empty(0)
+            row[name] = scored[name].mean()
+            row[f"{name}_low"], row[f"{name}_high"] = _bounds(draws)
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
 def _ratio(ours: Any, theirs: Any, factor: float) -> Any:
     """factor * ours / theirs where PPO's is positive; otherwise a multiple of it says nothing (entropies)."""
     ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
@@ -139,12 +166,12 @@ def _bounds(draws: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def note_of(ours: pd.DataFrame, theirs: pd.DataFrame) -> str:
-    """What is missing and why, in words; empty if nothing is."""
-    if not len(theirs):
+def note_of(ours: pd.DataFrame, theirs: pd.DataFrame | None = None) -> str:
+    """What is missing and why, in words; empty if nothing is. `theirs` are PPO's members, where it is compared."""
+    if theirs is not None and not len(theirs):
         return "no PPO run to compare with"
     notes: dict[str, list[str]] = {}
-    for who, frame in (("", ours), ("PPO's ", theirs)):
+    for who, frame in (("", ours), ("PPO's ", ours[:0] if theirs is None else theirs)):
         lost = frame[frame["score"].isna()]
         for (state, reason), group in lost.groupby(["state", "reason"], sort=False):
             plural = "s" * (len(group) > 1)
@@ -207,15 +234,17 @@ def _aggregate_intervals(members: pd.DataFrame, variant: str, envs: list[str]) -
 
 
 def with_paper(table: pd.DataFrame, suite: str, variant: str) -> pd.DataFrame:
-    """The environment table with the paper's score and our difference from it, where the paper has the environment."""
-    paper = aggregate.paper_tables().get(f"{suite}_{_PAPER_VARIANTS.get(variant, '')}")
-    printed = {} if paper is None else dict(zip(paper["env"].str.lower(), paper["score_pct_of_ppo"].astype(float)))
+    """The environment table with the paper's columns and our differences from them, where the paper has them."""
+    paper = aggregate.paper_tables().get(f"{suite}_{_PAPER_VARIANTS.get(variant, '')}", pd.DataFrame({"env": []}))
     plain = [re.sub(r"\[.*|\s\(.*", "", env) for env in table["env"]]  # without options and folder
     names = [re.sub(r"-v\d+$", "", env.rpartition("/")[2]).lower() for env in plain]
-    theirs = pd.Series([printed.get(name, np.nan) for name in names], index=table.index)
-    return table.assign(
-        paper_score_pct_of_ppo=theirs, difference_from_paper=table["score_pct_of_ppo"].to_numpy() - theirs
-    )
+    printed = paper.set_index(paper["env"].astype(str).str.lower()).reindex(names).set_index(table.index)
+    columns = {}
+    for name, (ours, difference) in PAPER_COLUMNS.items():
+        columns[f"paper_{name}"] = printed[name].astype(float) if name in printed else np.nan
+        measured = pd.Series(table.get(ours, np.nan), index=table.index, dtype=float)
+        columns[difference] = measured - columns[f"paper_{name}"]
+    return table.assign(**columns)
 
 
 class Comparison(NamedTuple):
@@ -223,22 +252,28 @@ class Comparison(NamedTuple):
 
     runs: Sequence[Run]
     members: pd.DataFrame  # one line per member
-    environments: dict[tuple[str, str], pd.DataFrame]  # (suite, variant) -> one line per environment
+    scores: pd.DataFrame  # one line per environment and variant, in returns
+    environments: dict[tuple[str, str], pd.DataFrame]  # (suite, variant) -> one line per environment, against PPO
     totals: pd.DataFrame  # one line per suite and variant, and the paper's
-    mixed: Sequence[str]  # settings in which runs of one suite differ, where that was allowed
+    mixed: Sequence[str]  # settings in which runs of one environment differ, where that was allowed
+    varied: Sequence[str]  # settings in which environments of one suite differ, and how
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
     """Every table of these runs."""
     members = member_table(runs)
-    return Comparison(runs, members, *all_tables(members), mixed_fields(runs))
+    return Comparison(
+        runs, members, scores_table(members), *all_tables(members), mixed_fields(runs), varied_fields(runs)
+    )
 
 
 def all_tables(members: pd.DataFrame) -> tuple[dict[tuple[str, str], pd.DataFrame], pd.DataFrame]:
-    """Every environment table by (suite, variant), and the aggregate table over them."""
+    """Every environment table by (suite, variant) that has a PPO to compare with, and the aggregate table over them."""
     tables = {}
     for suite, group in members.groupby("suite", sort=False):
         for variant in variants_of(group):
+            if baseline_of(variant, list(group["variant"])) is None:
+                continue
             tables[str(suite), variant] = with_paper(environment_table(group, variant), str(suite), variant)
     if not tables:
         return {}, pd.DataFrame()

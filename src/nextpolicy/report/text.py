@@ -1,4 +1,4 @@
-"""Tables and sentences as people read them: which columns there are, and how each number is shown."""
+"""Tables as people read them: which columns there are, and how each number is shown."""
 
 from __future__ import annotations
 
@@ -16,9 +16,20 @@ SUITE_NAMES = {
     "default": "Other environments",
 }
 MISSING = "–"
+LATE = "mean over the last 10 % of steps: at convergence, as the paper prints it"
+# Columns that paper has no room for, printed or in LaTeX: they are on the screen, in Markdown and in CSV.
+NOT_IN_PRINT = (
+    *("p", "Score", "PPO score", "Target policy, % of PPO", "PPO entropy, all rounds", "PPO entropy, last 10 %"),
+    *("Paper: value loss, × PPO", "Paper: value loss, difference"),
+    *("Paper: PPO entropy", "Paper: PPO entropy, difference"),
+)
 
 Cell = tuple[str, float | str]  # what is shown, and what it is sorted by
 Column = tuple[str, str, Callable[[Any], Cell]]  # heading, explanation, row -> cell
+
+
+def count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'s' * (n != 1)}"
 
 
 def number(value: Any, digits: int = 3, places: int | None = None) -> str:
@@ -37,9 +48,9 @@ def number(value: Any, digits: int = 3, places: int | None = None) -> str:
 
 
 def with_interval(row: Any, name: str) -> Cell:
-    """`104.2 [98.1, 110.0]`; what is in percent of PPO always with one place."""
+    """`104.2 [98.1, 110.0]`; percentages and numbers of updates always with one place."""
     value, low, high = (row.get(f"{name}{end}", math.nan) for end in ("", "_low", "_high"))
-    places = 1 if "pct" in name or name in ("q1", "q3") else None
+    places = 1 if "pct" in name or name in ("q1", "q3", "updates") else None
     shown = number(value, places=places)
     if shown != MISSING and not math.isnan(float(low)):
         shown += f" [{number(low, places=places)}, {number(high, places=places)}]"
@@ -58,17 +69,33 @@ def _interval(name: str) -> Callable[[Any], Cell]:
     return lambda row: with_interval(row, name)
 
 
-def _score(row: Any) -> Cell:
-    shown, key = with_interval(row, "score_pct_of_ppo")
-    if shown != MISSING and not math.isnan(row["score_spread"]):
-        shown = shown.replace(" [", f" ± {number(row['score_spread'], places=1)} [", 1)
-    return shown + ("*" if row["significant"] else ""), key
+def _score(name: str, spread: str, places: int | None) -> Callable[[Any], Cell]:
+    """`104.2 ± 3.1 [98.1, 110.0]*`"""
+
+    def cell(row: Any) -> Cell:
+        shown, key = with_interval(row, name)
+        if shown != MISSING and not math.isnan(row[spread]):
+            value, space, interval = shown.partition(" ")
+            shown = f"{value} ± {number(row[spread], places=places)}{space}{interval}"
+        return shown + ("*" if row.get("significant") else ""), key
+
+    return cell
+
+
+def _share(row: Any, whose: str = "") -> str:
+    scored, planned = int(row[f"{whose}seeds"]), int(row[f"{whose}seeds_planned"])
+    return str(scored) if scored == planned else f"{scored} of {planned}"
 
 
 def _seeds(row: Any) -> Cell:
-    share = lambda n, m: str(int(n)) if n == m else f"{int(n)} of {int(m)}"  # noqa: E731
-    ours, ppo = share(row["seeds"], row["seeds_planned"]), share(row["ppo_seeds"], row["ppo_seeds_planned"])
+    ours, ppo = _share(row), _share(row, "ppo_")
     return (ours if ours == ppo else f"{ours}; PPO {ppo}"), float(row["seeds"])
+
+
+def _with_content(table: pd.DataFrame, columns: Sequence[Column], keep: Sequence[str]) -> list[Column]:
+    """Those that have something in them, and those that are kept in any case."""
+    rows = table.to_dict("records")
+    return [c for c in columns if c[0] in keep or any(c[2](row)[0] not in (MISSING, "") for row in rows)]
 
 
 def environment_columns(table: pd.DataFrame) -> list[Column]:
@@ -79,7 +106,7 @@ def environment_columns(table: pd.DataFrame) -> list[Column]:
         (
             "Score, % of PPO",
             "mean ± standard deviation over seeds [95 % interval]; * where Welch's test finds p < 0.1",
-            _score,
+            _score("score_pct_of_ppo", "score_spread", 1),
         ),
         ("p", "Welch's two-sided t-test of the scores", _plain("p_value")),
         ("Score", "mean return over the last 10 % of steps [95 % interval]", _interval("score")),
@@ -96,22 +123,69 @@ def environment_columns(table: pd.DataFrame) -> list[Column]:
             _interval("diff_over_threshold_median_pct"),
         ),
         ("diff / threshold, std %", "over rounds", _interval("diff_std_pct_of_threshold")),
-        ("Value loss, × PPO", "", _interval("value_loss_x_ppo")),
+        ("Value loss, all rounds, × PPO", "mean over all rounds", _interval("value_loss_x_ppo")),
+        ("Value loss, last 10 %, × PPO", LATE, _interval("value_loss_late_x_ppo")),
         ("KL target, × PPO", "size of an update of the target policy", _interval("kl_target_x_ppo")),
         ("KL behaviour, × PPO", "size of a round's step of the behavioural policy", _interval("kl_behaviour_x_ppo")),
-        ("Entropy, × PPO", "where PPO's is positive", _interval("entropy_x_ppo")),
-        ("PPO entropy", "", _interval("ppo_entropy")),
-        ("Paper, % of PPO", "the score the paper prints", _plain("paper_score_pct_of_ppo")),
-        ("Difference", "ours less the paper's", _plain("difference_from_paper")),
+        ("Entropy, all rounds, × PPO", "where PPO's is positive", _interval("entropy_x_ppo")),
+        ("Entropy, last 10 %, × PPO", f"{LATE}; where PPO's is positive", _interval("entropy_late_x_ppo")),
+        ("PPO entropy, all rounds", "mean over all rounds", _interval("ppo_entropy")),
+        ("PPO entropy, last 10 %", LATE, _interval("ppo_entropy_late")),
+        ("Paper: score, % of PPO", "the score the paper prints", _plain("paper_score_pct_of_ppo")),
+        ("Paper: score, difference", "ours less the paper's", _plain("difference_from_paper")),
+        ("Paper: value loss, × PPO", "at convergence", _plain("paper_value_loss_x_ppo")),
+        (
+            "Paper: value loss, difference",
+            "ours over the last 10 % of steps, less the paper's",
+            _plain("value_loss_difference_from_paper"),
+        ),
+        ("Paper: PPO entropy", "at convergence", _plain("paper_ppo_entropy")),
+        (
+            "Paper: PPO entropy, difference",
+            "ours over the last 10 % of steps, less the paper's",
+            _plain("ppo_entropy_difference_from_paper"),
+        ),
         ("Note", "what is missing", lambda row: (row["note"], row["note"])),
     ]
-    rows = table.to_dict("records")
-    keep = ("Environment", "Seeds", "Score, % of PPO")
-    return [c for c in columns if c[0] in keep or any(c[2](row)[0] not in (MISSING, "") for row in rows)]
+    return _with_content(table, columns, ("Environment", "Seeds", "Score, % of PPO"))
+
+
+def scores_columns(table: pd.DataFrame) -> list[Column]:
+    """Columns of the table of returns; those with nothing in them are left out."""
+    columns: list[Column] = [
+        ("Environment", "", lambda row: (row["env"], row["env"])),
+        ("Variant", "", lambda row: (row["variant"], row["variant"])),
+        ("Seeds", "members with a score, of those planned", lambda row: (_share(row), float(row["seeds"]))),
+        (
+            "Score, return",
+            "mean return over the last 10 % of steps ± standard deviation over seeds [95 % interval]",
+            _score("score", "score_std", None),
+        ),
+        ("Final return", "of the episodes that ended in the last round [95 % interval]", _interval("final_return")),
+        ("Target policy, return", "over whole episodes [95 % interval]", _interval("target_score")),
+        ("Target updates", "rounds that updated the target policy", _interval("updates")),
+        ("Updates, % of rounds", "rounds that updated the target policy", _interval("updates_pct")),
+        ("Steps", "of all environments of a member together", steps),
+        ("diff / threshold, median %", "at most 100 counts as stable", _interval("diff_median_pct")),
+        ("diff / threshold, std %", "over rounds", _interval("diff_std_pct")),
+        ("Value loss, all rounds", "mean over all rounds", _interval("value_loss")),
+        ("Value loss, last 10 %", LATE, _interval("value_loss_late")),
+        ("KL target", "size of an update of the target policy", _interval("kl_target")),
+        ("KL behaviour", "size of a round's step of the behavioural policy", _interval("kl_behaviour")),
+        ("Entropy, all rounds", "mean over all rounds", _interval("entropy")),
+        ("Entropy, last 10 %", LATE, _interval("entropy_late")),
+        ("Note", "what is missing", lambda row: (row["note"], row["note"])),
+    ]
+    return _with_content(table, columns, ("Environment", "Variant", "Seeds"))
+
+
+def steps(row: Any) -> Cell:
+    value = row.get("env_steps", math.nan)
+    return (MISSING if math.isnan(value) else f"{value:,.0f}"), _sortable(value)
 
 
 def aggregate_columns(table: pd.DataFrame) -> list[Column]:
-    """Columns of the aggregate table; suite and source only where there are several."""
+    """Columns of the aggregate table; suite and source only where there are several, none with nothing in it."""
     columns: list[Column] = [
         ("Variant", "", lambda row: (row["variant"], row["variant"])),
         ("Suite", "", lambda row: (SUITE_NAMES.get(row["suite"], row["suite"]), row["suite"])),
@@ -129,7 +203,7 @@ def aggregate_columns(table: pd.DataFrame) -> list[Column]:
         ("KL behaviour, × PPO", "geometric mean", _interval("kl_behaviour_x_ppo")),
     ]
     same = [c.title() for c in ("suite", "source") if table[c].nunique() == 1]
-    return [c for c in columns if c[0] not in same]
+    return _with_content(table, [c for c in columns if c[0] not in same], ("Variant", "Environments"))
 
 
 def _environments(row: Any) -> Cell:
@@ -149,56 +223,3 @@ def _seed_range(row: Any) -> Cell:
 def cells(table: pd.DataFrame, columns: Sequence[Column]) -> list[list[Cell]]:
     """Rows of cells."""
     return [[make(row) for _, _, make in columns] for row in table.to_dict("records")]
-
-
-def summary(
-    states: Sequence[str], members: pd.DataFrame, tables: dict[tuple[str, str], pd.DataFrame], totals: pd.DataFrame
-) -> list[str]:
-    """Three sentences: what there is, how the scores compare, what the gate did. `states` are those of the runs."""
-    finished = sum(state == "finished" for state in states)
-    lost = members[members["score"].isna()]
-    first = (
-        f"{len(states)} run{'s' * (len(states) != 1)} with {len(members)} members on {members['env'].nunique()} "
-        f"environment{'s' * (members['env'].nunique() != 1)}: {finished} finished, "
-        f"{len(lost)} member{'s' * (len(lost) != 1)} without a score."
-    )
-    shown = headlines(totals)[:2]
-    if not shown:
-        return [first, "No variant can be compared with PPO yet.", "The gate's numbers come with the first scores."]
-    suite = shown[0]["suite"]
-    scores, gate = [], []
-    for row in shown:
-        table = tables[suite, row["variant"]]
-        better, worse = wins(table)
-        scores.append(
-            f"{row['variant']} has a median of {with_interval(row, 'median_pct_ppo')[0]} % of PPO's score, "
-            f"significantly better on {better} and worse on {worse} of {int(row['environments'])} environments"
-        )
-        gate.append(
-            f"{row['variant']} updated its target in {number(table['updates_pct_of_ppo'].median(), places=1)} % of "
-            f"rounds, each time by {number(row['kl_target_x_ppo'])} × the KL of a PPO update"
-        )
-    more = len(_comparable(totals)) - len(shown)
-    rest = f" ({more} more comparison{'s' * (more != 1)} in the table)" if more else ""
-    where = f"On {SUITE_NAMES.get(suite, suite)}, " if totals["suite"].nunique() > 1 else ""
-    return [first, where + "; ".join(scores) + rest + ".", where + "; ".join(gate) + "."]
-
-
-def _comparable(totals: pd.DataFrame) -> pd.DataFrame:
-    return totals[(totals["source"] == "ours") & totals["median_pct_ppo"].notna()] if len(totals) else totals
-
-
-def headlines(totals: pd.DataFrame) -> list[dict[str, Any]]:
-    """Lines of the aggregate table to begin with: the suite with most environments, its best four variants."""
-    ours = _comparable(totals)
-    if not len(ours):
-        return []
-    suite = ours.loc[ours["environments"].idxmax(), "suite"]
-    return ours[ours["suite"] == suite].sort_values("median_pct_ppo", ascending=False).head(4).to_dict("records")
-
-
-def wins(table: pd.DataFrame) -> tuple[int, int]:
-    """On how many environments a variant is significantly better and worse than PPO."""
-    sides = (table["score_pct_of_ppo"] > 100, table["score_pct_of_ppo"] < 100)
-    better, worse = (int((table["significant"] & side).sum()) for side in sides)
-    return better, worse

@@ -14,18 +14,20 @@ from threading import Lock
 from nextpolicy.report import html
 from nextpolicy.report.comparable import load_all
 from nextpolicy.report.runs import ReportError, find
-from nextpolicy.report.tables import compare
+from nextpolicy.report.tables import Comparison, compare
 
 HOST = "127.0.0.1"  # never an address that others can reach
 NAMES = (HOST, "localhost")  # under which it may be asked for
+SILENCE = 10.0  # seconds for which a client may say nothing, or not take its answer, before it is let go
 REST = 5  # times as long as making a page took, before the next is made: training needs the machine
 
 
 class Source:
-    """The newest page of some run folders."""
+    """The newest page of some run folders; where they cannot be reported on any more, the last one and why."""
 
     def __init__(self, paths: Sequence[str], title: str, *, allow_mixed: bool) -> None:
         self.paths, self.title, self.allow_mixed = paths, title, allow_mixed
+        self.comparison: Comparison | None = None
         self.lock, self.made, self.content, self.rest_until = Lock(), "", "", 0.0
 
     def version(self) -> str:
@@ -33,7 +35,12 @@ class Source:
         if self.content and time.monotonic() < self.rest_until:
             return self.made
         seen = hashlib.blake2b(digest_size=8)
-        for folder in find(self.paths):
+        try:
+            folders = find(self.paths)
+        except (ValueError, OSError) as error:  # a folder has gone: pages that are open ask for this version and say so
+            folders = []
+            seen.update(str(error).encode())
+        for folder in folders:
             single = [folder / name for name in ("config.json", "status.json", "evaluation.json")]
             for file in sorted([*single, *(folder / "metrics").glob("part-*")]):
                 with contextlib.suppress(FileNotFoundError):
@@ -42,22 +49,26 @@ class Source:
         return seen.hexdigest()
 
     def page(self) -> str:
-        """The page of now. A run caught while its files change keeps the page there was."""
+        """The page of now."""
         with self.lock:
-            try:
-                version = self.version()
-                if version != self.made:
-                    began = time.monotonic()
-                    runs = load_all(self.paths, allow_mixed=self.allow_mixed)
-                    self.content, self.made = html.page(compare(runs), self.title, watch=version), version
-                    self.rest_until = time.monotonic() + REST * (time.monotonic() - began)
-            except (ValueError, OSError):
-                if not self.content:
-                    raise
+            version = self.version()
+            if version != self.made:
+                began, problem = time.monotonic(), ""
+                try:
+                    self.comparison = compare(load_all(self.paths, allow_mixed=self.allow_mixed))
+                except (ValueError, OSError) as error:
+                    if self.comparison is None:
+                        raise
+                    problem = str(error)
+                self.content = html.page(self.comparison, self.title, watch=version, problem=problem)
+                self.made = version
+                self.rest_until = time.monotonic() + REST * (time.monotonic() - began)
             return self.content
 
 
 class _Handler(BaseHTTPRequestHandler):
+    timeout = SILENCE
+
     def __init__(self, source: Source, *arguments: object) -> None:
         self.source = source
         super().__init__(*arguments)  # type: ignore[arg-type]
@@ -75,8 +86,6 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(404, "not here", "text/plain")
         except ConnectionError:
             return  # the window was closed
-        except (ValueError, OSError) as error:
-            self._answer(503, str(error), "text/plain")
 
     def _answer(self, code: int, content: str, kind: str) -> None:
         data = content.encode()

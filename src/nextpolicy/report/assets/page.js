@@ -7,8 +7,8 @@ let showMembers = true;
 const SVG = "http://www.w3.org/2000/svg";
 const MARGIN = { left: 46, right: 10, top: 8, bottom: 26 };
 const COLOURS = 8;
-const colour = (variant) => `--c: var(--c${variant % COLOURS})`;
-const dashes = (variant) => (variant < COLOURS ? "none" : "5 3"); // a ninth variant takes the first colour again
+const colour = (variant) => `--c: var(--c${data.slots[variant] % COLOURS})`;
+const dashes = (variant) => (data.slots[variant] < COLOURS ? "none" : "5 3"); // a colour's second use
 
 function svg(name, attributes, parent, text) {
   const node = document.createElementNS(SVG, name);
@@ -187,16 +187,22 @@ class Chart {
 
 // Curves are drawn when they first come near the window, and again when its size or the switches change.
 const charts = new Map();
+function begin(holder) {
+  if (charts.has(holder)) return;
+  charts.set(holder, new Chart(holder));
+  sizes.observe(holder); // reports at once, which draws it
+}
 const near = new IntersectionObserver((entries) => {
-  for (const entry of entries) {
-    const holder = entry.target;
-    if (!entry.isIntersecting || charts.has(holder)) continue;
-    charts.set(holder, new Chart(holder));
-    sizes.observe(holder); // reports at once, which draws it
-  }
+  for (const entry of entries) if (entry.isIntersecting) begin(entry.target);
 }, { rootMargin: "300px" });
 const sizes = new ResizeObserver((entries) => entries.forEach((entry) => charts.get(entry.target).draw()));
 document.querySelectorAll(".chart").forEach((holder) => near.observe(holder));
+// On paper there is no scrolling: all of them are drawn, now, since no observer reports before the page is printed.
+function drawAll() {
+  document.querySelectorAll(".chart").forEach((holder) => { begin(holder); charts.get(holder).draw(); });
+}
+addEventListener("beforeprint", drawAll);
+matchMedia("print").addEventListener("change", (media) => { if (media.matches) drawAll(); });
 
 function show() {
   document.querySelectorAll("button[data-variant]").forEach((button) => {
@@ -261,11 +267,11 @@ function recall() {
 }
 if (data.watch) {
   recall();
-  const live = document.querySelector(".live");
+  const live = document.querySelector(".live"), said = live.textContent;
   setInterval(async () => {
     try {
       const answer = await fetch("version");
-      live.textContent = answer.ok ? "live" : "waiting";
+      live.textContent = answer.ok ? said : "waiting";
       if (answer.ok && (await answer.text()) !== data.watch) { remember(); location.reload(); }
     } catch { live.textContent = "the server has gone"; }
   }, 3000);

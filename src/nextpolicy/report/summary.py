@@ -1,0 +1,105 @@
+"""What a report says first: its title, three sentences, and which numbers stand in large."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from nextpolicy.report.tables import Comparison
+from nextpolicy.report.text import SUITE_NAMES, count, number, with_interval
+
+MOST = 2  # variants or scores in a sentence; the tables have all
+
+
+def title(members: pd.DataFrame) -> str:
+    """What is compared, or else what there is."""
+    variants, envs = (list(dict.fromkeys(members[name])) for name in ("variant", "env"))
+    plain = [v.startswith("ppo") for v in variants]
+    if any(plain) and not all(plain):
+        return "Stable-Value PPO against PPO"
+    who = variants[0] if len(variants) == 1 else count(len(variants), "variant")
+    return f"{who} on {envs[0] if len(envs) == 1 else count(len(envs), 'environment')}"
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """Three: what there is, how the scores are, what the gate did. In percent of PPO where that can be said."""
+    members, totals = comparison.members, comparison.totals
+    finished = sum(run.state == "finished" for run in comparison.runs)
+    first = (
+        f"{count(len(comparison.runs), 'run')} with {count(len(members), 'member')} on "
+        f"{count(members['env'].nunique(), 'environment')}: {finished} finished, "
+        f"{count(int(members['score'].isna().sum()), 'member')} without a score."
+    )
+    shown = headlines(totals)[:MOST]
+    if shown:
+        return [first, *_against_ppo(shown, comparison)]
+    scored = scored_rows(comparison.scores)
+    if scored:
+        return [first, *_in_returns(scored, members)]
+    if finished < len(comparison.runs):
+        return [first, "No member has a score yet: scores and the gate's numbers are those of finished runs."]
+    return [first, "No member has a score; the table says why."]
+
+
+def _against_ppo(shown: list[dict[str, Any]], comparison: Comparison) -> list[str]:
+    suite, totals = shown[0]["suite"], comparison.totals
+    scores, gate = [], []
+    for row in shown:
+        table = comparison.environments[suite, row["variant"]]
+        better, worse = wins(table)
+        scores.append(
+            f"{row['variant']} has a median of {with_interval(row, 'median_pct_ppo')[0]} % of PPO's score, "
+            f"significantly better on {better} and worse on {worse} of {count(int(row['environments']), 'environment')}"
+        )
+        gate.append(
+            f"{row['variant']} updated its target in {number(table['updates_pct_of_ppo'].median(), places=1)} % of "
+            f"rounds, each time by {number(row['kl_target_x_ppo'])} × the KL of a PPO update"
+        )
+    rest = _more(len(_comparable(totals)) - len(shown), "comparison")
+    where = f"On {SUITE_NAMES.get(suite, suite)}, " if totals["suite"].nunique() > 1 else ""
+    return [where + "; ".join(scores) + rest + ".", where + "; ".join(gate) + "."]
+
+
+def _in_returns(scored: list[dict[str, Any]], members: pd.DataFrame) -> list[str]:
+    scores, gate = [], []
+    for row in scored[:MOST]:
+        who = f"{row['variant']} on {row['env']}"
+        scores.append(f"{who} scored {with_interval(row, 'score')[0]}")
+        gate.append(
+            f"{who} updated its target {number(row['updates'], places=1)} times, "
+            f"in {number(row['updates_pct'], places=1)} % of rounds"
+        )
+    rest = _more(len(scored) - MOST, "score")
+    has_ppo = any(v.startswith("ppo") for v in members["variant"])
+    why = "" if has_ppo else " There is no PPO run to compare with."
+    return ["; ".join(scores) + rest + "." + why, "; ".join(gate) + "."]
+
+
+def _more(n: int, noun: str) -> str:
+    return f" ({n} more {noun}{'s' * (n != 1)} in the table)" if n > 0 else ""
+
+
+def scored_rows(scores: pd.DataFrame) -> list[dict[str, Any]]:
+    """Lines of the table of returns that have a score."""
+    return scores[scores["score"].notna()].to_dict("records")
+
+
+def _comparable(totals: pd.DataFrame) -> pd.DataFrame:
+    return totals[(totals["source"] == "ours") & totals["median_pct_ppo"].notna()] if len(totals) else totals
+
+
+def headlines(totals: pd.DataFrame) -> list[dict[str, Any]]:
+    """Lines of the aggregate table to begin with: the suite with most environments, its best four variants."""
+    ours = _comparable(totals)
+    if not len(ours):
+        return []
+    suite = ours.loc[ours["environments"].idxmax(), "suite"]
+    return ours[ours["suite"] == suite].sort_values("median_pct_ppo", ascending=False).head(4).to_dict("records")
+
+
+def wins(table: pd.DataFrame) -> tuple[int, int]:
+    """On how many environments a variant is significantly better and worse than PPO."""
+    sides = (table["score_pct_of_ppo"] > 100, table["score_pct_of_ppo"] < 100)
+    better, worse = (int((table["significant"] & side).sum()) for side in sides)
+    return better, worse
