@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from nextpolicy import extras
 from nextpolicy.envs.base import DeviceEnv, HostEnv
 
 # Suite -> the module that has `names()` and `make(name, **options)`; what it needs is imported by those, not before.
@@ -88,7 +89,7 @@ def _installed_names() -> list[str]:
 def _missing(suite: str, error: ImportError) -> str:
     if suite not in EXTRAS:
         return f"{suite}: {error}"
-    return f'{suite}: cannot import {error.name or "its package"}; pip install "nextpolicy[{EXTRAS[suite]}]"'
+    return f"{suite}: cannot import {error.name or 'its package'}; {extras.advice(EXTRAS[suite])}"
 
 
 def _unknown(env: str, known: list[str]) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
@@ -18,11 +17,12 @@ from nextpolicy.config import ConfigError, Member, TrainConfig
 from nextpolicy.nets import build as nets
 from nextpolicy.run import checkpoint, metrics
 from nextpolicy.run.folder import RunError, RunFolder, fresh_path
+from nextpolicy.run.policy import Policy
 from nextpolicy.run.training import Job, agreed, enable_cache, make_job, run_job
 from nextpolicy.train.evaluate import evaluate
 from nextpolicy.train.host_evaluate import actor as host_actor
 from nextpolicy.train.host_evaluate import evaluate_host
-from nextpolicy.types import Array, PolicySnapshot
+from nextpolicy.types import PolicySnapshot
 
 _CUSTOM = ("env", "env_fn", "env_params", "actor", "critic", "criterion", "gate_params")
 SCORE_SHARE = 0.1  # a run's score is its mean return over this last share of its steps
@@ -185,26 +185,12 @@ class Run:
         chosen = agent.target if policy == "target" else PolicySnapshot(agent.params["actor"], agent.obs_stats)
         return jax.tree.map(lambda x: x[member], chosen)
 
-    def policy(self, policy: str = "target", member: int = 0) -> Callable[..., Array]:
-        """`act(obs, key=None)`: an action for a raw observation or a batch of them, greedy without a key."""
-        snapshot = self.snapshot(policy, member)
-        spec = self._job.setup.spec
-        images = nets.build(dataclasses.replace(spec, obs_table=None), self.config.net, *self._modules)
-        read = jax.jit(lambda obs: images.policy(snapshot)(obs))
-        table = None if spec.obs_table is None else jnp.asarray(spec.obs_table)
-
-        def act(obs: Any, key: Array | None = None) -> Array:
-            obs = jnp.asarray(obs)
-            if table is not None and jnp.issubdtype(obs.dtype, jnp.integer) and obs.ndim < 3:
-                obs = table[obs]
-            single = obs.ndim == len(spec.obs_shape)
-            if obs.shape[obs.ndim - len(spec.obs_shape) :] != spec.obs_shape:
-                raise ValueError(f"obs: got shape {obs.shape}, takes {spec.obs_shape} or a batch of it")
-            dist = read(obs[None] if single else obs)
-            action = dist.mode() if key is None else dist.sample(key)
-            return action[0] if single else action
-
-        return act
+    def policy(self, policy: str = "target", member: int = 0) -> Policy:
+        """`policy(obs, key=None)`: the environment's own observations in, its own actions out; see `Policy`."""
+        job, spec = self._job, self._job.setup.spec
+        networks = nets.build(dataclasses.replace(spec, obs_table=None), self.config.net, *self._modules)
+        arrange = None if job.host is None else job.host.arrange
+        return Policy(spec, networks, self.snapshot(policy, member), arrange)
 
     def evaluate(
         self,
