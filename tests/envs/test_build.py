@@ -106,7 +106,7 @@ def test_a_missing_extra_says_what_to_install(suite, monkeypatch):
     with pytest.raises(ValueError, match=rf'pip install "nextpolicy\[{suite}\]"'):
         build.make(env_id)
     (entry,) = (name for name in build.names() if name.startswith(suite))
-    assert f'pip install "nextpolicy[{suite}]"' in entry
+    assert f"pip install -e '.[{suite}]' in a checkout of nextpolicy" in entry
     assert "four-rooms" in build.names()
 
 

@@ -43,13 +43,15 @@ class Policy:
         self._compiled = jax.jit(self._choose)
 
     def __repr__(self) -> str:
-        return f"Policy({self.spec.id}: observations {self._one()}, actions {self.spec.action})"
+        action = self.spec.action
+        kind = f"Discrete({action.n})" if isinstance(action, Discrete) else f"Box{action.shape}"
+        return f"Policy({self.spec.id}: {self._one()} -> {kind})"
 
     def __call__(self, obs: Any, key: Array | None = None) -> Any:
         """The action, or a batch of them, as NumPy; a single discrete one is a NumPy integer."""
         obs = np.asarray(obs)
         if obs.dtype.kind not in "biuf":
-            raise ValueError(f"obs: expected {self._one()} of numbers, got {type(obs.flat[0]).__name__}")
+            raise ValueError(f"obs: expected {self._one()} of numbers, got {type(obs.ravel().tolist()[0]).__name__}")
         obs = plain(obs)
         lead = self._lead(obs)
         self._check_states(obs)
