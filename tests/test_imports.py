@@ -16,10 +16,11 @@ PACKAGE = Path(nextpolicy.__file__).parent
 
 # Which parts of the package a part may import, at any depth in the code:
 # run -> train -> {nets, envs, core} -> types; tabular -> core -> types; report sees files, never the training.
-_SETTINGS = {"_version", "config", "presets", "runfiles"}
+_SETTINGS = {"_version", "config", "extras", "presets", "runfiles"}
 _TRAINING = {"types", "core", "nets", "envs", "train"} | _SETTINGS
 MAY_IMPORT = {
     "_version": set(),
+    "extras": set(),
     "types": set(),
     "core": {"types"},
     "tabular": {"types", "core"},

@@ -335,5 +335,5 @@ def test_closing_ends_the_emulators_threads_even_in_the_middle_of_a_step():
 @pytest.mark.parametrize("missing", ["ale_py", "ale_py.vector_env"])  # the second is so without Gymnasium
 def test_a_missing_extra_says_what_to_install(monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(ValueError, match=r'pip install "nextpolicy\[atari\]"'):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[atari\]' in a checkout"):
         build.make_host("atari/Breakout")

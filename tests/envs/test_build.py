@@ -103,10 +103,10 @@ def test_a_missing_extra_says_what_to_install(suite, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == suite else find_spec(name, *a))
     monkeypatch.setitem(sys.modules, suite, None)  # makes `import` fail as if it were not there
     env_id = {"gymnax": "gymnax/CartPole-v1", "brax": "brax/ant"}[suite]
-    with pytest.raises(ValueError, match=rf'pip install "nextpolicy\[{suite}\]"'):
+    with pytest.raises(ValueError, match=rf"pip install -e '\.\[{suite}\]' in a checkout"):
         build.make(env_id)
     (entry,) = (name for name in build.names() if name.startswith(suite))
-    assert f'pip install "nextpolicy[{suite}]"' in entry
+    assert f"pip install -e '.[{suite}]' in a checkout of nextpolicy" in entry
     assert "four-rooms" in build.names()
 
 

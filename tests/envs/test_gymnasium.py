@@ -177,7 +177,7 @@ def test_actions_are_clipped_and_counted_from_where_the_space_starts():
     np.testing.assert_array_equal(pool._vector.envs[0].got[0], [-1.0, 3.0])
     pool.close()
     counted = toy(spaces.Box(0, 1, (2,)), spaces.Discrete(3, start=-1))
-    assert counted.spec.action == Discrete(3)
+    assert counted.spec.action == Discrete(3, start=-1)
     pool = counted.start(1)
     pool.reset(seed=0)
     pool.send(np.zeros(1, np.int32))
@@ -186,18 +186,25 @@ def test_actions_are_clipped_and_counted_from_where_the_space_starts():
     pool.close()
 
 
+BOX_OR_DISCRETE = "expected observations of Box or Discrete, got"
+REAL_OR_DISCRETE = "expected actions of Discrete or a Box of real numbers, got"
+FLATTEN = "wrap it in gymnasium.wrappers.FlattenObservation and give that as env_fn"
+TRANSFORM = "wrap it in gymnasium.wrappers.TransformAction"
+
+
 @pytest.mark.parametrize(
     ("observation", "action", "message"),
     [
-        (spaces.Dict({"a": spaces.Discrete(2)}), spaces.Discrete(2), "got observations of Dict, takes Box or Discrete"),
-        (spaces.Tuple([spaces.Discrete(2)]), spaces.Discrete(2), "got observations of Tuple, takes Box or Discrete"),
-        (spaces.Box(0, 1, (2,)), spaces.MultiDiscrete([2, 2]), "got actions of MultiDiscrete, takes Discrete or a Box"),
-        (spaces.Box(0, 1, (2,)), spaces.Dict({}), "got actions of Dict"),
-        (
-            spaces.Box(0, 1, (2,)),
-            spaces.Box(0, 3, (2,), np.int32),
-            "takes Discrete or a Box of real",
-        ),
+        (spaces.Dict({"a": spaces.Discrete(2)}), spaces.Discrete(2), f"{BOX_OR_DISCRETE} Dict; {FLATTEN}"),
+        (spaces.Tuple([spaces.Discrete(2)]), spaces.Discrete(2), f"{BOX_OR_DISCRETE} Tuple; {FLATTEN}"),
+        (spaces.MultiDiscrete([2, 2]), spaces.Discrete(2), f"{BOX_OR_DISCRETE} MultiDiscrete; {FLATTEN}"),
+        (spaces.MultiBinary(3), spaces.Discrete(2), f"{BOX_OR_DISCRETE} MultiBinary; {FLATTEN}"),
+        (spaces.Sequence(spaces.Discrete(2)), spaces.Discrete(2), f"{BOX_OR_DISCRETE} Sequence; make them a Box in"),
+        (spaces.Box(0, 1, (2,)), spaces.MultiDiscrete([2, 2]), f"{REAL_OR_DISCRETE} MultiDiscrete; {TRANSFORM}"),
+        (spaces.Box(0, 1, (2,)), spaces.MultiBinary(2), f"{REAL_OR_DISCRETE} MultiBinary; {TRANSFORM}"),
+        (spaces.Box(0, 1, (2,)), spaces.Dict({}), f"{REAL_OR_DISCRETE} Dict; {TRANSFORM}"),
+        (spaces.Box(0, 1, (2,)), spaces.Tuple([]), f"{REAL_OR_DISCRETE} Tuple; {TRANSFORM}"),
+        (spaces.Box(0, 1, (2,)), spaces.Box(0, 3, (2,), np.int32), f"{REAL_OR_DISCRETE} a Box of int32; {TRANSFORM}"),
     ],
 )
 def test_other_spaces_are_refused_in_one_line(observation, action, message):
@@ -260,10 +267,10 @@ def test_what_we_pass_ourselves_may_be_passed():
 
 def test_a_missing_extra_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    with pytest.raises(ValueError, match=r'pip install "nextpolicy\[gymnasium\]"'):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[gymnasium\]' in a checkout"):
         build.make_host("gym/CartPole-v1")
     # Only this suite: ale-py, imported for the first time without Gymnasium, would stay without its vector environment.
-    assert any('pip install "nextpolicy[gymnasium]"' in name for name in build.names("gym"))
+    assert any("pip install -e '.[gymnasium]' in a checkout of nextpolicy" in name for name in build.names("gym"))
 
 
 def test_an_environment_that_a_module_registers_is_found_by_module_and_id(tmp_path, monkeypatch):

@@ -109,7 +109,7 @@ def test_bfloat16_computes_in_bfloat16() -> None:
 
 def test_auto_goes_by_the_observations_shape() -> None:
     kinds = {spec.id: build.torso_kind(spec, NetConfig()) for spec in (VECTOR, SMALL, LARGE)}
-    assert kinds == {"vector": "mlp", "small": "small-cnn", "large": "impala"}
+    assert kinds == {"vector": "mlp", "small": "small-cnn", "large": "nature"}
     with pytest.raises(ValueError, match=r"torso: got 'nature' for observations of shape \(6,\), takes images"):
         build.torso_kind(VECTOR, NetConfig(torso="nature"))
 

@@ -329,3 +329,15 @@ def test_a_cpu_gives_one_device_per_core_unless_it_is_in_use() -> None:
             env=environment(XLA_FLAGS=""),
         )
         assert int(done.stdout) == expected
+
+
+def test_what_cannot_be_filmed_is_said_before_evaluating(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = tmp_path / "probe"
+    assert main(["train", "probe/constant", "--out", str(probe), "--quiet", *options(**SMALL)]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr(nextpolicy.Run, "evaluate", lambda *_, **__: pytest.fail("it was evaluated"))
+    said = complaint(capsys, "eval", str(probe), "--video", str(tmp_path / "film.gif"))
+    assert "video: expected an environment that can draw itself, got probe/constant, which cannot" in said
+    assert not (tmp_path / "film.gif").exists()

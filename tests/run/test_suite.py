@@ -441,7 +441,7 @@ def test_ray_tasks_ask_for_what_they_need_and_finished_ones_are_not_sent(tmp_pat
 
 def test_ray_is_an_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(SuiteError, match=r'engine: ray needs an extra: pip install "nextpolicy\[ray\]"'):
+    with pytest.raises(SuiteError, match=r"engine: ray is not installed; pip install -e '\.\[ray\]' in a checkout"):
         engines.make("ray")
 
 

@@ -112,7 +112,7 @@ def test_the_name_says_how_a_film_is_written(monkeypatch: pytest.MonkeyPatch, ca
 
 
 def test_what_cannot_draw_itself_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RunError, match=r"^video: atari/Toy cannot draw itself$"):
+    with pytest.raises(RunError, match=r"^video: expected .* that can draw itself, got atari/Toy, which cannot; "):
         filmed(monkeypatch, 5, "a.gif", can_render=False)
 
 

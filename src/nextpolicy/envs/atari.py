@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from nextpolicy.envs.base import Discrete, EnvSpec, HostStep, check_options, take_option
+from nextpolicy.envs.base import Discrete, EnvSpec, HostStep, check_options, own_actions, take_option
 from nextpolicy.envs.driver import SECONDS_PER_ENV, Driver, check_timeout, drive
 from nextpolicy.types import Array
 
@@ -105,7 +105,8 @@ class AtariEnv:
         actions = drive(env_id, self.timeout, lambda: int(self.emulator(1).single_action_space.n))
         size, stack = self.options["image_size"], self.options["frame_stack"]
         limit = -(-self.options["max_frames"] // self.options["frame_skip"])
-        self.spec = EnvSpec(env_id, (size, size, stack), Discrete(actions), np.uint8, limit)
+        shape, own_shape = (size, size, stack), (stack, size, size)
+        self.spec = EnvSpec(env_id, shape, Discrete(actions), np.uint8, limit, own_obs_shape=own_shape)
 
     def emulator(self, num_envs: int, **changes: Any) -> Any:
         """ale-py's vector environment with these options."""
@@ -140,7 +141,7 @@ class AtariPool:
     """Running games."""
 
     def __init__(self, env: AtariEnv, num_envs: int, render: bool) -> None:
-        self.num_envs = num_envs
+        self.num_envs, self._actions = num_envs, env.spec.action
         self._thread = Driver(env.spec.id, env.timeout)
         self._patience = env.timeout + SECONDS_PER_ENV * num_envs
         kinds: list[dict[str, Any]] = [{}, SCREEN] if render else [{}]
@@ -164,7 +165,7 @@ class AtariPool:
         return obs
 
     def send(self, action: np.ndarray) -> None:
-        action, emulators = np.ascontiguousarray(action, np.int32), self._emulators
+        action, emulators = own_actions(self._actions, np.asarray(action)), self._emulators
         for emulator in emulators:
             emulator.send(action)
         self._thread.submit(lambda: [emulator.recv() for emulator in emulators])

@@ -16,9 +16,15 @@ from nextpolicy.types import Array, EnvStep, PyTree
 
 @dataclass(frozen=True)
 class Discrete:
-    """Actions 0 .. n-1, as int32."""
+    """Actions `start` .. start + n - 1; policies and training count them from 0, as int32."""
 
     n: int
+    start: int = 0
+    dtype: Any = field(default=np.int32, compare=False)  # of the environment's own actions
+
+    def legal(self, action: Any) -> Any:
+        """Actions [N] of a policy, NumPy's or JAX's, as the environment counts them."""
+        return action + self.start
 
 
 @dataclass(frozen=True)
@@ -28,11 +34,31 @@ class Box:
     shape: tuple[int, ...]
     low: Any  # number or array of `shape`
     high: Any
+    dtype: Any = field(default=np.float32, compare=False)  # of the environment's own actions
 
     def clip(self, action: Array) -> Array:
         """One action (not a batch of them) brought inside the bounds."""
         low, high = (jnp.broadcast_to(jnp.asarray(b, action.dtype), self.shape) for b in (self.low, self.high))
         return jnp.clip(action, low, high)
+
+    def legal(self, action: Any) -> Any:
+        """Actions [N, A] or [N, *shape] of a policy, NumPy's or JAX's, in the environment's shape and bounds."""
+        low, high = (np.broadcast_to(np.asarray(bound), self.shape)[None] for bound in (self.low, self.high))
+        return action.reshape((-1, *self.shape)).clip(low, high)
+
+
+def own_actions(space: Discrete | Box, action: np.ndarray) -> np.ndarray:
+    """Actions [N, ...] of a policy as the environment's own `step` takes them, type included.
+
+    The bounds hold in the environment's type too: they are met in a wide one, and rounding keeps the order.
+    """
+    wide = np.int64 if isinstance(space, Discrete) else np.float64
+    return np.asarray(space.legal(action.astype(wide)).astype(space.dtype))
+
+
+def plain(obs: np.ndarray) -> np.ndarray:
+    """Observations without what no device reads: floats as float32, bytes as bytes, whole numbers as int32."""
+    return obs.astype(np.float32) if obs.dtype.kind == "f" else obs if obs.dtype == np.uint8 else obs.astype(np.int32)
 
 
 @dataclass(frozen=True)
@@ -50,6 +76,8 @@ class EnvSpec:
     obs_dtype: Any = np.float32
     time_limit: int | None = None  # steps after which an episode is truncated
     obs_table: np.ndarray | None = field(default=None, compare=False)
+    own_obs_shape: tuple[int, ...] | None = None  # of one observation before `HostEnv.arrange`, where it has that
+    first_state: int | None = None  # where an environment on the host numbers its states: the first
 
 
 class DeviceEnv(Protocol):

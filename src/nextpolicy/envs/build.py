@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from nextpolicy import extras
 from nextpolicy.envs.base import DeviceEnv, Discrete, HostEnv
 
 # Suite -> the module that has `names()` and `make(name, **options)`; what it needs is imported by those, not before.
@@ -124,7 +125,7 @@ def _installed_names() -> list[str]:
 def _missing(suite: str, error: ImportError) -> str:
     if suite not in EXTRAS:
         return f"{suite}: {error}"
-    return f'{suite}: cannot import {error.name or "its package"}; pip install "nextpolicy[{EXTRAS[suite]}]"'
+    return f"{suite}: cannot import {error.name or 'its package'}; {extras.advice(EXTRAS[suite])}"
 
 
 def _unknown(env: str, known: list[str]) -> str:

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nextpolicy.envs.base import Box, Discrete, EnvSpec, HostEnvError, HostStep, take_option
+from nextpolicy.envs.base import Box, Discrete, EnvSpec, HostEnvError, HostStep, own_actions, plain, take_option
 from nextpolicy.envs.driver import SECONDS_PER_ENV, Driver, check_timeout, drive, line_of
 from nextpolicy.types import Array
 
@@ -97,7 +97,15 @@ class GymnasiumEnv:
         self.can_render = single.render_mode == "rgb_array" or (drawable and not callable(source))
         _close(env_id, single)
         shape, dtype = _observation(env_id, self.observation_space, taken["channels_first"])
-        self.spec = EnvSpec(env_id, shape, _action(env_id, self.action_space), dtype, limit)
+        self.spec = EnvSpec(
+            id=env_id,
+            obs_shape=shape,
+            action=_action(env_id, self.action_space),
+            obs_dtype=dtype,
+            time_limit=limit,
+            own_obs_shape=tuple(self.observation_space.shape),
+            first_state=getattr(self.observation_space, "start", None),
+        )
         self.resets_in_step = self._native_mode() if native else taken["autoreset"] == "same-step"
         mode = "same-step" if self.resets_in_step else "next-step"
         if options.get("autoreset", mode) != mode:
@@ -135,9 +143,8 @@ class GymnasiumEnv:
 
     def arrange(self, obs: Array) -> Array:
         """A discrete observation as a one-hot vector, bytes as bytes, all else as float32; channels last."""
-        if hasattr(self.observation_space, "n"):
-            first, number = int(self.observation_space.start), int(self.observation_space.n)
-            return jax.nn.one_hot(obs - first, number, dtype=jnp.float32)
+        if self.spec.first_state is not None:
+            return jax.nn.one_hot(obs - int(self.spec.first_state), self.spec.obs_shape[0], dtype=jnp.float32)
         obs = jnp.moveaxis(obs, 1, -1) if self.options["channels_first"] else obs
         return obs.reshape((-1, *self.spec.obs_shape)).astype(self.spec.obs_dtype)
 
@@ -163,10 +170,10 @@ class GymnasiumPool:
 
     def reset(self, seed: int) -> np.ndarray:
         self._over = np.zeros(self.num_envs, bool)
-        return self._thread.call("reset", lambda: _plain(self._vector.reset(seed=int(seed))[0]), self._patience)
+        return self._thread.call("reset", lambda: plain(self._vector.reset(seed=int(seed))[0]), self._patience)
 
     def send(self, action: np.ndarray) -> None:
-        action = self._legal(np.asarray(action))
+        action = own_actions(self.env.spec.action, np.asarray(action))
         self._thread.submit(lambda: self._vector.step(action))
 
     def recv(self) -> HostStep:
@@ -176,7 +183,7 @@ class GymnasiumPool:
         index = np.flatnonzero(over).astype(np.int32) if self._same_step else np.zeros(0, np.int32)
         score = score.astype(np.float32)
         step = HostStep(
-            obs=_plain(obs),
+            obs=plain(obs),
             reward=score,
             terminated=terminated,
             truncated=truncated,
@@ -184,7 +191,7 @@ class GymnasiumPool:
             score=score,
             episode_over=over,
             final_index=index,
-            final_obs=_plain(np.stack([info["final_obs"][i] for i in index])) if len(index) else None,
+            final_obs=plain(np.stack([info["final_obs"][i] for i in index])) if len(index) else None,
         )
         self._over = over
         return step
@@ -214,17 +221,6 @@ class GymnasiumPool:
         for process in self._children:
             process.join(timeout=5.0)
         self._thread.stop()
-
-    def _legal(self, action: np.ndarray) -> np.ndarray:
-        space = self.env.action_space
-        if isinstance(self.env.spec.action, Discrete):
-            return action.astype(np.int64) + int(space.start)
-        return np.clip(action, space.low, space.high).astype(space.dtype)
-
-
-def _plain(obs: np.ndarray) -> np.ndarray:
-    """No doubles across to the device."""
-    return obs.astype(np.float32) if obs.dtype.kind == "f" else obs if obs.dtype == np.uint8 else obs.astype(np.int32)
 
 
 def _check_environment(env_id: str, made: Any) -> None:
@@ -257,7 +253,10 @@ def _observation(env_id: str, space: Any, channels_first: bool) -> tuple[tuple[i
     if isinstance(space, spaces.Discrete):
         return (int(space.n),), np.float32
     if not isinstance(space, spaces.Box):
-        raise ValueError(f"{env_id}: got observations of {type(space).__name__}, takes Box or Discrete")
+        flat = "wrap it in gymnasium.wrappers.FlattenObservation and give that as env_fn"
+        odd = isinstance(space, (spaces.Graph, spaces.Sequence))  # of no fixed length
+        advice = "make them a Box in a gymnasium.ObservationWrapper and give that as env_fn" if odd else flat
+        raise ValueError(f"{env_id}: expected observations of Box or Discrete, got {type(space).__name__}; {advice}")
     shape = tuple(space.shape) or (1,)
     if channels_first:
         if len(shape) != 3:
@@ -270,7 +269,9 @@ def _action(env_id: str, space: Any) -> Discrete | Box:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
-        return Discrete(int(space.n))
+        return Discrete(int(space.n), int(space.start), space.dtype)
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        return Box(tuple(space.shape), np.asarray(space.low, np.float32), np.asarray(space.high, np.float32))
-    raise ValueError(f"{env_id}: got actions of {type(space).__name__}, takes Discrete or a Box of real numbers")
+        return Box(tuple(space.shape), space.low, space.high, space.dtype)
+    got = f"a Box of {space.dtype}" if isinstance(space, spaces.Box) else type(space).__name__
+    advice = "wrap it in gymnasium.wrappers.TransformAction, which makes one of these, and give that as env_fn"
+    raise ValueError(f"{env_id}: expected actions of Discrete or a Box of real numbers, got {got}; {advice}")

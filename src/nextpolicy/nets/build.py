@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from nextpolicy.config import NetConfig
 from nextpolicy.core import running_stats
 from nextpolicy.envs.base import Discrete, EnvSpec
-from nextpolicy.nets import heads, torsos
+from nextpolicy.nets import check, heads, torsos
 from nextpolicy.types import Array, Params, PolicySnapshot, RunningStats
 
 _SMALLEST = {"small-cnn": 3, "nature": 36, "impala": 1}  # sides of an image that their convolutions leave anything of
@@ -167,6 +167,8 @@ def _dtype(config: NetConfig) -> Any:
 
 
 def _torso(spec: EnvSpec, config: NetConfig) -> nn.Module:
+    if config.torso != "mlp":
+        check.channels_last(spec)
     kind, dtype = torso_kind(spec, config), _dtype(config)
     hidden, norm = tuple(config.hidden), config.layer_norm
     if kind == "mlp":
@@ -179,7 +181,7 @@ def _torso(spec: EnvSpec, config: NetConfig) -> nn.Module:
 
 
 def torso_kind(spec: EnvSpec, config: NetConfig) -> str:
-    """The configured torso; `auto` takes an MLP for vectors, a small CNN for small images, IMPALA for large ones."""
+    """The configured torso; `auto` takes an MLP for vectors, a small CNN for small images, Nature's for larger ones."""
     image = len(spec.obs_shape) == 3
     side = min(spec.obs_shape[:2]) if image else 0
     if config.torso != "auto":
@@ -190,7 +192,7 @@ def torso_kind(spec: EnvSpec, config: NetConfig) -> str:
         return config.torso
     if side < _SMALLEST["small-cnn"]:
         return "mlp"
-    return "small-cnn" if side < 36 else "impala"
+    return "small-cnn" if side < _SMALLEST["nature"] else "nature"
 
 
 def _policy_head(spec: EnvSpec, config: NetConfig) -> nn.Module:

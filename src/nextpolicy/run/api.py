@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
@@ -18,15 +17,16 @@ from nextpolicy import presets, runfiles
 from nextpolicy.config import MOST_SEED, ConfigError, Member, TrainConfig, known_field, whole
 from nextpolicy.envs.build import module_of
 from nextpolicy.nets import build as nets
-from nextpolicy.run import checkpoint
+from nextpolicy.run import checkpoint, sinks
 from nextpolicy.run.folder import RunError, RunFolder, fresh_path
+from nextpolicy.run.policy import Policy
 from nextpolicy.run.processes import agreed, idle_cores, use_all_cores
 from nextpolicy.run.restart import check_config
 from nextpolicy.run.training import Job, enable_cache, make_job, run_job
 from nextpolicy.train.evaluate import evaluate
 from nextpolicy.train.host_evaluate import actor as host_actor
 from nextpolicy.train.host_evaluate import evaluate_host
-from nextpolicy.types import Array, PolicySnapshot
+from nextpolicy.types import PolicySnapshot
 
 _CUSTOM = ("env", "env_fn", "env_params", "actor", "critic", "criterion", "gate_params")
 Trust = str | Sequence[str] | bool
@@ -76,6 +76,7 @@ def train(
     idle = idle_cores(len(config.members()))
     if idle and not quiet:
         print(idle, file=sys.stderr)
+    sinks.check(config)
     job = make_job(config, **custom)
     job.check_population()
     given = sorted(k for k, v in custom.items() if v is not None)
@@ -282,26 +283,12 @@ class Run:
         chosen = agent.target if policy == "target" else PolicySnapshot(agent.params["actor"], agent.obs_stats)
         return jax.tree.map(lambda x: x[member], chosen)
 
-    def policy(self, policy: str = "target", member: int = 0) -> Callable[..., Array]:
-        """`act(obs, key=None)`: an action for a raw observation or a batch of them, greedy without a key."""
-        snapshot = self.snapshot(policy, member)
-        spec = self._job.setup.spec
-        images = nets.build(dataclasses.replace(spec, obs_table=None), self.config.net, *self._modules)
-        read = jax.jit(lambda obs: images.policy(snapshot)(obs))
-        table = None if spec.obs_table is None else jnp.asarray(spec.obs_table)
-
-        def act(obs: Any, key: Array | None = None) -> Array:
-            obs = jnp.asarray(obs)
-            if table is not None and jnp.issubdtype(obs.dtype, jnp.integer) and obs.ndim < 3:
-                obs = table[obs]
-            single = obs.ndim == len(spec.obs_shape)
-            if obs.shape[obs.ndim - len(spec.obs_shape) :] != spec.obs_shape:
-                raise ValueError(f"obs: got shape {obs.shape}, takes {spec.obs_shape} or a batch of it")
-            dist = read(obs[None] if single else obs)
-            action = dist.mode() if key is None else dist.sample(key)
-            return action[0] if single else action
-
-        return act
+    def policy(self, policy: str = "target", member: int = 0) -> Policy:
+        """`policy(obs, key=None)`: the environment's own observations in, its own actions out; see `Policy`."""
+        job, spec = self._job, self._job.setup.spec
+        networks = nets.build(dataclasses.replace(spec, obs_table=None), self.config.net, *self._modules)
+        arrange = None if job.host is None else job.host.arrange
+        return Policy(spec, networks, self.snapshot(policy, member), arrange)
 
     def evaluate(
         self,

@@ -207,6 +207,7 @@ def _eval(arguments: Sequence[str]) -> None:
     run = api.load(options.run, trust=options.trust_module)
     if options.video:
         video.check_target(options.video)
+        video.check_drawable(run)
         run.snapshot(options.policy, options.member)  # or a member that is not there is noticed after all the work
     print(
         run.evaluate(options.episodes, options.policy, options.greedy, options.num_envs, options.seed).to_string(

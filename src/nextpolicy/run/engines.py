@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from nextpolicy import extras
 from nextpolicy.run.deadline import Deadline
 from nextpolicy.run.folder import RunError, RunFolder, is_held
 from nextpolicy.run.suite import (
@@ -182,7 +183,7 @@ class RayEngine:
         try:
             import ray
         except ImportError:
-            raise SuiteError('engine: ray needs an extra: pip install "nextpolicy[ray]"') from None
+            raise SuiteError(f"engine: ray is not installed; {extras.advice('ray')}") from None
         self.ray, self.address, self.cpus, self.gpus = ray, address, cpus, gpus
 
     def run(self, tasks: Sequence[Task], until: float | None, tell: Tell) -> list[Outcome]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 import pandas as pd
 
-from nextpolicy.config import ConfigError, TrainConfig
+from nextpolicy import extras
+from nextpolicy.config import ConfigError, Member, TrainConfig
 
 _KEYS = ("round", "env_steps", "member", "seed", "variant")
+_PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb"}  # field, and extra of that name -> what it needs
 
 
 class Sink(Protocol):
@@ -21,56 +26,68 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
+def check(config: TrainConfig) -> None:
+    """Raise if a place the configuration asks for needs a package that is not there."""
+    for field, package in _PACKAGES.items():
+        if getattr(config.run, field) and importlib.util.find_spec(package) is None:
+            raise ConfigError(f"{field}: needs {package}, which is not installed; {extras.advice(field)}")
+
+
 def make(config: TrainConfig, folder: Path) -> list[Sink]:
     """The sinks the configuration asks for."""
+    check(config)
     sinks: list[Sink] = []
     if config.run.tensorboard:
-        sinks.append(TensorBoard(folder / "tensorboard"))
+        sinks.append(TensorBoard(config.members(), folder / "tensorboard"))
     if config.run.wandb:
         sinks.append(WeightsAndBiases(config, folder))
     return sinks
 
 
-def _scalars(frame: pd.DataFrame) -> Any:
-    """(step, {name: value}) of each row; numbers that are not finite are left out."""
+def _scalars(frame: pd.DataFrame) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
+    """Each row and its {name: value}; numbers that are not finite are left out."""
     for row in frame.to_dict("records"):
-        prefix = f"{row['variant']}/seed{row['seed']}"
-        values = {f"{prefix}/{k}": float(v) for k, v in row.items() if k not in _KEYS}
-        yield int(row["env_steps"]), {k: v for k, v in values.items() if math.isfinite(v)}
+        values = {str(k): float(v) for k, v in row.items() if k not in _KEYS}
+        yield row, {k: v for k, v in values.items() if math.isfinite(v)}
+
+
+def folder_names(members: list[Member]) -> list[str]:
+    """`<variant>-seed<k>` of each member, in letters that are safe in file names everywhere, no two alike."""
+    plain = [re.sub(r"[^A-Za-z0-9.=+_-]+", "_", m.variant).strip("_") for m in members]
+    names = [f"{variant}-seed{m.seed}" for variant, m in zip(plain, members, strict=True)]
+    return [name if names.count(name) == 1 else f"{name}-member{i}" for i, name in enumerate(names)]
 
 
 class TensorBoard:
-    """Event files under the run folder."""
+    """Event files under the run folder, a folder for each member: TensorBoard draws them over one another."""
 
-    def __init__(self, folder: Path) -> None:
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError:
-            raise ConfigError('tensorboard: needs an extra: pip install "nextpolicy[tensorboard]"') from None
-        self.writer = SummaryWriter(str(folder))
+    def __init__(self, members: list[Member], folder: Path) -> None:
+        from tensorboardX import SummaryWriter
+
+        self.writers = [SummaryWriter(str(folder / name)) for name in folder_names(members)]
 
     def write(self, frame: pd.DataFrame) -> None:
-        for step, values in _scalars(frame):
+        for row, values in _scalars(frame):
             for name, value in values.items():
-                self.writer.add_scalar(name, value, step)
+                self.writers[row["member"]].add_scalar(name, value, int(row["env_steps"]))
 
     def close(self) -> None:
-        self.writer.close()
+        for writer in self.writers:
+            writer.close()
 
 
 class WeightsAndBiases:
     """One W&B run per population."""
 
     def __init__(self, config: TrainConfig, folder: Path) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise ConfigError('wandb: needs an extra: pip install "nextpolicy[wandb]"') from None
+        import wandb
+
         self.run = wandb.init(project=config.run.wandb, name=folder.name, dir=str(folder), config=config.flat())
 
     def write(self, frame: pd.DataFrame) -> None:
-        for step, values in _scalars(frame):
-            self.run.log({**values, "env_steps": step})
+        for row, values in _scalars(frame):
+            prefix = f"{row['variant']}/seed{row['seed']}"
+            self.run.log({**{f"{prefix}/{k}": v for k, v in values.items()}, "env_steps": int(row["env_steps"])})
 
     def close(self) -> None:
         self.run.finish()

@@ -18,8 +18,9 @@ import numpy as np
 from nextpolicy.config import ConfigError, TrainConfig
 from nextpolicy.core import gate
 from nextpolicy.envs import build as envs
-from nextpolicy.envs.base import Discrete, HostEnv
+from nextpolicy.envs.base import Discrete, EnvSpec, HostEnv
 from nextpolicy.nets import build as nets
+from nextpolicy.nets import check
 from nextpolicy.run import checkpoint, interrupt, metrics, progress, sinks, traced
 from nextpolicy.run.block import Block, TrainingError, check_finite, run_block
 from nextpolicy.run.folder import RunFolder
@@ -99,16 +100,12 @@ def make_job(
     env_fn: Callable[[], Any] | None = None,
 ) -> Job:
     """The environment, networks and numbers a configuration names, or the caller's own."""
-    for name, module in (("actor", actor), ("critic", critic)):
-        if module is not None and (isinstance(module, type) or not hasattr(module, "apply")):
-            raise ConfigError(f"{name}: got {module!r}, takes a Flax module, such as MyModule()")
     if config.run.devices > len(jax.devices()):
         raise ConfigError(f"devices: got {config.run.devices}, takes at most {len(jax.devices())}, which are here")
     if env_fn is not None or (env is None and envs.is_host(config.environment.env)):
         return _host_job(config, env_fn, (actor, critic), criterion, gate_params, observer)
     made = envs.make(config.environment.env if env is None else env, **_env_options(config, env, env_params))
-    _check_policy(config, made.spec)
-    networks = nets.build(made.spec, config.net, actor, critic)
+    networks = _networks(config, made.spec, actor, critic)
     setup = Setup(config, made.spec, networks, made, gate if criterion is None else criterion)
     by_name = all(own is None for own in (env, env_params, actor, critic, criterion, gate_params, observer))
     return Job(config, setup, population_hypers(config, gate_params), observer, actor, critic, by_name=by_name)
@@ -123,8 +120,7 @@ def _host_job(
     if config.run.devices > 1:
         raise ConfigError(f"devices: got {config.run.devices}, takes 1 where environments run on the host")
     made = envs.make_host(env_fn or config.environment.env, **config.environment.env_options)
-    _check_policy(config, made.spec)
-    networks = nets.build(made.spec, config.net, *modules)
+    networks = _networks(config, made.spec, *modules)
     setup = Setup(config, made.spec, networks, None, gate if criterion is None else criterion)
     return Job(config, setup, population_hypers(config, gate_params), None, *modules, host=made)
 
@@ -134,7 +130,13 @@ def _env_options(config: TrainConfig, env: Any, env_params: Any) -> dict[str, An
     return {**options, "env_params": env_params} if env is not None and env_params is not None else options
 
 
-def _check_policy(config: TrainConfig, spec: Any) -> None:
+def _networks(config: TrainConfig, spec: EnvSpec, actor: Any, critic: Any) -> nets.Networks:
+    _check_policy(config, spec)
+    check.own_modules(spec, actor, critic)
+    return nets.build(spec, config.net, actor, critic)
+
+
+def _check_policy(config: TrainConfig, spec: EnvSpec) -> None:
     fitting = "categorical" if isinstance(spec.action, Discrete) else "gaussian"
     if config.net.policy not in ("auto", fitting):
         kind = "discrete" if fitting == "categorical" else "continuous"

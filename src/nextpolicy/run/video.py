@@ -38,19 +38,30 @@ def check_target(path: str) -> None:
         raise RunError(f"video: got {path}, takes a file in a folder that exists")
 
 
+def check_drawable(run: Run) -> None:
+    """Refuse an environment that cannot draw itself before any work is done."""
+    env, host = run._job.setup.env, run._job.host
+    if not (getattr(host, "can_render", True) if host is not None else hasattr(env, "render")):
+        advice = "leave out --video"
+        if host is not None:
+            advice = "give it the render mode 'rgb_array', or leave out --video"
+        raise RunError(
+            f"video: expected an environment that can draw itself, got {run._job.setup.spec.id}, which cannot; {advice}"
+        )
+
+
 def record(run: Run, path: str, policy: str, member: int, greedy: bool, seed: int) -> float:
     """Write the episode, or its start if it is long, and return what was earned in what is seen."""
+    check_drawable(run)
     setup = run._job.setup
     env, host = setup.env, run._job.host
     snapshot, key = run.snapshot(policy, member), jax.random.key(seed)
-    if host is not None and getattr(host, "can_render", True):
+    if host is not None:
         act = actor(host, setup.networks, greedy)
         frames, total = film_host(host, act, snapshot, key, max_steps=_MOST_FRAMES)
-    elif env is not None and hasattr(env, "render"):
+    else:
         states, total = trajectory(env, setup.networks, snapshot, key, greedy=greedy, max_steps=_MOST_FRAMES)
         frames = [np.asarray(env.render(jax.device_get(s))) for s in states]
-    else:
-        raise RunError(f"video: {setup.spec.id} cannot draw itself")
     (write_mp4 if Path(path).suffix.lower() == ".mp4" else write_gif)(path, frames)
     cut = ", the first of a longer episode" if len(frames) > _MOST_FRAMES else ""
     print(f"video: {len(frames)} frames{cut}", file=sys.stderr)

@@ -1,0 +1,106 @@
+"""A trained policy as its environment's own `step` takes it: that environment's observations in, its actions out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nextpolicy.envs.base import Discrete, EnvSpec, own_actions, plain
+from nextpolicy.nets.build import Networks
+from nextpolicy.types import Array, PolicySnapshot
+
+
+class Policy:
+    """`policy(obs, key=None)` for one observation or a batch of them; greedy without a key, a sample with one.
+
+    NumPy in, NumPy out, both as the environment's own spaces have them: shape, type, bounds, the first of discrete
+    numbers. A state that an environment gives as a number may also be given as the row that networks read.
+    `policy.apply` is the same as a pure function for `jit` and `vmap`.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        networks: Networks,
+        snapshot: PolicySnapshot,
+        arrange: Callable[[Array], Array] | None = None,
+    ) -> None:
+        """`networks` read rows, not their numbers; `arrange` is the host environment's, if it runs there."""
+        self.spec, self.snapshot = spec, snapshot
+        self._networks, self._arrange = networks, arrange
+        table = spec.obs_table
+        self._table = None if table is None else jnp.asarray(table)
+        self._states: range | None = None
+        if table is not None:
+            self._states = range(len(table))
+        elif spec.first_state is not None:
+            self._states = range(int(spec.first_state), int(spec.first_state) + spec.obs_shape[0])
+        self._compiled = jax.jit(self._choose)
+
+    def __repr__(self) -> str:
+        action = self.spec.action
+        kind = f"Discrete({action.n})" if isinstance(action, Discrete) else f"Box{action.shape}"
+        return f"Policy({self.spec.id}: {self._one()} -> {kind})"
+
+    def __call__(self, obs: Any, key: Array | None = None) -> Any:
+        """The action, or a batch of them, as NumPy; a single discrete one is a NumPy integer."""
+        obs = np.asarray(obs)
+        if obs.dtype.kind not in "biuf":
+            raise ValueError(f"obs: expected {self._one()} of numbers, got {type(obs.ravel().tolist()[0]).__name__}")
+        obs = plain(obs)
+        lead = self._lead(obs)
+        self._check_states(obs)
+        action = own_actions(self.spec.action, np.asarray(self._compiled(self.snapshot, obs, key)))
+        action = action.reshape((*lead, *action.shape[1:]))
+        return action[()] if isinstance(self.spec.action, Discrete) else action
+
+    def apply(self, obs: Array, key: Array | None = None) -> Array:
+        """The same actions as JAX arrays, before they get the environment's own type: traceable, for `jit`, `vmap`."""
+        obs = jnp.asarray(obs)
+        action = self.spec.action.legal(self._choose(self.snapshot, obs, key))
+        return action.reshape((*self._lead(obs), *action.shape[1:]))
+
+    def _choose(self, snapshot: PolicySnapshot, obs: Array, key: Array | None) -> Array:
+        """What the networks say, [N] or [N, A]: discrete actions from 0, continuous ones without bounds."""
+        lead = self._lead(obs)
+        rows, numbered = obs.reshape((math.prod(lead), *obs.shape[len(lead) :])), self._numbered(obs)
+        rows = rows.astype(jnp.int32) if numbered else rows
+        if numbered and self._table is not None:
+            rows = self._table[rows]
+        elif self._arrange is not None and (numbered or self._states is None):
+            rows = self._arrange(rows)
+        dist = self._networks.policy(snapshot)(rows)
+        return dist.mode() if key is None else dist.sample(key)
+
+    def _numbered(self, obs: Any) -> bool:
+        """Whether these are numbers of states; whole numbers of three axes are an image."""
+        return self._states is not None and obs.dtype.kind in "iu" and obs.ndim < 3
+
+    def _lead(self, obs: Any) -> tuple[int, ...]:
+        """The axes before those of one observation."""
+        shape = self.spec.obs_shape
+        if self._numbered(obs):
+            shape = ()
+        elif self._states is None and self.spec.own_obs_shape is not None:
+            shape = self.spec.own_obs_shape
+        lead = obs.ndim - len(shape)
+        if lead < 0 or obs.shape[lead:] != shape:
+            got = f"{obs.dtype} of shape {obs.shape}"
+            raise ValueError(f"obs: expected {self._one()} or a batch of it, as {self.spec.id} gives it, got {got}")
+        return tuple(obs.shape[:lead])
+
+    def _one(self) -> str:
+        if self._states is not None:
+            return f"a whole number from {self._states[0]} to {self._states[-1]}"
+        return f"shape {self.spec.obs_shape if self.spec.own_obs_shape is None else self.spec.own_obs_shape}"
+
+    def _check_states(self, obs: np.ndarray) -> None:
+        if self._states is not None and self._numbered(obs):
+            wrong = obs[(obs < self._states[0]) | (obs > self._states[-1])]
+            if wrong.size:
+                raise ValueError(f"obs: expected {self._one()}, as {self.spec.id} gives it, got {wrong.flat[0]}")
