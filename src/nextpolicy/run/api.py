@@ -18,7 +18,8 @@ from nextpolicy.config import ConfigError, Member, TrainConfig
 from nextpolicy.nets import build as nets
 from nextpolicy.run import checkpoint, metrics
 from nextpolicy.run.folder import RunError, RunFolder, fresh_path
-from nextpolicy.run.training import Job, agreed, enable_cache, make_job, run_job
+from nextpolicy.run.program_cache import enable_cache
+from nextpolicy.run.training import Job, agreed, make_job, run_job
 from nextpolicy.train.evaluate import evaluate
 from nextpolicy.train.host_evaluate import actor as host_actor
 from nextpolicy.train.host_evaluate import evaluate_host

@@ -23,7 +23,8 @@ from nextpolicy import presets
 from nextpolicy.config import Member, TrainConfig
 from nextpolicy.run import metrics as run_metrics
 from nextpolicy.run.folder import RunError, RunFolder, write_json, write_whole
-from nextpolicy.run.training import Job, enable_cache, make_job, run_job
+from nextpolicy.run.program_cache import enable_cache
+from nextpolicy.run.training import Job, make_job, run_job
 from nextpolicy.studies import four_rooms_exact as exact
 from nextpolicy.studies import four_rooms_summary as summary
 from nextpolicy.tabular import four_rooms
