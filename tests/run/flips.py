@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import queue
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -63,9 +64,10 @@ def _pump(worker: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
 
 
 def _work(numbers: list[int]) -> None:
+    folder = Path.home() / ".cache" / "nextpolicy" / "xla"
+    shutil.rmtree(folder, ignore_errors=True)  # what a worker that was lost has left
     expected = _start(cached=False)
     assert _start() == expected
-    folder = Path.home() / ".cache" / "nextpolicy" / "xla"
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     whole = {path: path.read_bytes() for path in files}
     for number in numbers:

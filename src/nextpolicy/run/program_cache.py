@@ -52,9 +52,9 @@ def usable(folder: Path) -> bool:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         fault = _fault(folder, stat.S_ISDIR, "a folder")
     except OSError as error:
-        fault = f"expected a folder that can be written, got {error.strerror}"
+        fault = f"expected a folder that can be made, got {error.strerror}"
     if fault:
-        _tell(folder, f"{fault}; programs are not kept")
+        _tell(folder, f"{fault}; programs are not kept until it is removed, or mended by chmod 700")
     return not fault
 
 
