@@ -33,7 +33,7 @@ def test_the_help_of_layer_norm_says_what_is_normalised(name: str) -> None:
     assert normalised == len(HIDDEN) + has_convolution
     words = FIELDS["layer_norm"].help
     assert "after each dense layer" in words
-    assert "after the convolution of small-cnn" in words
+    assert "after small-cnn's convolution" in words
     assert "those of impala and nature have none" in words
 
 

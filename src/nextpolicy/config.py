@@ -58,7 +58,7 @@ class NetConfig:
     activation: Literal["tanh", "relu", "silu"] = _field("tanh", "Activation of the dense layers.")
     layer_norm: bool = _field(
         False,
-        "LayerNorm after each dense layer, and after the convolution of small-cnn; those of impala and nature have none.",
+        "LayerNorm after each dense layer and after small-cnn's convolution; those of impala and nature have none.",
     )
     shared_torso: bool = _field(False, "Whether the critic reads the actor's torso instead of its own.")
     log_std_init: float = _field(0.0, "Initial log standard deviation of continuous actions.")
