@@ -31,7 +31,7 @@ import numpy as np
 import atari_learning
 from atari_rounds import Contender, act_seconds, start_worker
 from atari_settings import write
-from nextpolicy.run.training import enable_cache
+from nextpolicy.run.program_cache import enable_cache
 from nextpolicy.train.host_collect import Worker
 
 # Network and precision, then its rows: algorithm and groups. Most important first: what does not fit is left out.

@@ -62,7 +62,10 @@ class NetConfig:
     )
     hidden: tuple[int, ...] = _field((64, 64), "Widths of the dense layers.")
     activation: Literal["tanh", "relu", "silu"] = _field("tanh", "Activation of the dense layers.")
-    layer_norm: bool = _field(False, "Whether each layer is followed by LayerNorm.")
+    layer_norm: bool = _field(
+        False,
+        "LayerNorm after each dense layer and after small-cnn's convolution; those of impala and nature have none.",
+    )
     shared_torso: bool = _field(False, "Whether the critic reads the actor's torso instead of its own.")
     log_std_init: float = _field(0.0, "Initial log standard deviation of continuous actions.")
     compute_dtype: Literal["auto", "float32", "bfloat16"] = _field(
@@ -97,7 +100,9 @@ class PPOConfig:
     rho_max: float = _field(5.0, "Upper clip of the importance ratio in V-trace.", traced=True)
     adam_eps: float = _field(1e-5, "Adam's epsilon.")
     advantage_kind: Literal["printed", "next", "vtrace"] = _field(
-        "printed", "Off-policy advantage: the source's equation, textbook Retrace, or V-trace."
+        "printed",
+        "Off-policy advantage: the paper's equation, the same with the next step's trace (Retrace on state values, "
+        "biased too), or V-trace.",
     )
     advantage_norm: Literal["scale", "standardise", "none"] = _field(
         "scale", "Divide advantages by their standard deviation, also centre them, or neither."

@@ -90,8 +90,8 @@ ATARI: dict[str, Any] = {
     "static_k": 9,
 }
 
-# Classic control and anything else: small MLPs, short rounds, normalised inputs. The advantage is textbook Retrace,
-# which off-policy follows the true advantage far better than the source's equation.
+# Classic control and anything else: small MLPs, short rounds, normalised inputs. `next` is biased off-policy (see
+# core/returns.py), but less than the paper's equation.
 DEFAULT: dict[str, Any] = {
     "total_env_steps": 500_000,
     "num_envs": 16,

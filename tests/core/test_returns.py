@@ -159,6 +159,23 @@ def test_three_steps_by_hand_tell_the_trace_of_this_step_from_that_of_the_next(x
     np.testing.assert_array_equal(advantage(kind="vtrace"), [1.75, 6.0, 4.0])
 
 
+@pytest.mark.parametrize(("kind", "biased"), [("printed", True), ("next", True), ("vtrace", False)])
+def test_errors_of_state_values_under_cut_traces_are_biased(x64, kind, biased):
+    """One state, two actions worth 1 and 0, an exact critic, all rollouts of two steps weighed by their probability."""
+    gamma, pi, beta = 0.9, np.array([0.9, 0.1]), np.array([0.5, 0.5])
+    value = pi[0] / (1 - gamma)
+    expected = np.array([1.0, 0.0]) - pi[0]  # the true advantages
+    estimate = np.zeros(2)
+    for first in (0, 1):
+        for second in (0, 1):
+            actions = np.array([first, second])
+            constant = jnp.full(2, value)
+            reward, ratio = jnp.asarray(1.0 - actions), jnp.asarray(pi[actions] / beta[actions])
+            rest = (reward, jnp.full(2, gamma), jnp.zeros(2), constant, constant)
+            estimate[first] += beta[second] * returns.retrace_gae(ratio, *rest, lam=1.0, kind=kind)[0]
+    assert np.allclose(estimate, expected, atol=1e-12) != biased
+
+
 def test_truncation_bootstraps_and_termination_does_not(x64):
     gamma, value, next_value = 0.9, np.array([1.0, 2.0]), np.array([10.0, 20.0])
     reward, ratio, cut = np.array([1.0, 1.0]), np.ones(2), np.array([True, True])

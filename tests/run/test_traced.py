@@ -81,6 +81,30 @@ def test_a_damaged_file_is_written_anew(tmp_path: Path, damage: bytes | None) ->
     assert lowered_and_run(tmp_path)[1] == 0
 
 
+def test_jax_reads_nothing_of_a_damaged_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lowered_and_run(tmp_path)
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    monkeypatch.setattr(jax.export, "deserialize", lambda data: pytest.fail("JAX would crash on some damage"))
+    for place in range(7, len(whole), len(whole) // 7):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :])
+        (state, _, _), traces = lowered_and_run(tmp_path)
+        assert traces == 1
+        np.testing.assert_array_equal(state["x"], [0.0, 2.0, 4.0])
+
+
+def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lowered_and_run(tmp_path / "traced")
+    assert (tmp_path / "traced").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "traced").chmod(0o777)
+    for _ in range(2):
+        (state, _, _), traces = lowered_and_run(tmp_path / "traced")
+        assert traces == 1
+        np.testing.assert_array_equal(state["x"], [0.0, 2.0, 4.0])
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "expected a folder that only you may write, got mode 777" in said
+
+
 def test_a_program_for_other_shapes_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traced, "fingerprint", lambda *_: "same")
     lowered_and_run(tmp_path)
@@ -127,6 +151,10 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "its other keyword": lambda: put(minibatch, "take", functools.partial(minibatch.take, index=2)),
         "default": lambda: put(losses, "clipped_surrogate", lambda ratio, advantage, clip=1: ratio),
         "other default": lambda: put(losses, "clipped_surrogate", lambda ratio, advantage, clip=2: ratio),
+        "function as default": lambda: put(losses, "clipped_surrogate", lambda ratio, advantage, clip=len: ratio),
+        "other function as default": lambda: put(
+            losses, "clipped_surrogate", lambda ratio, advantage, clip=scaled: ratio
+        ),
         "keyword default": lambda: put(losses, "clipped_surrogate", lambda ratio, advantage, *, clip=1: ratio),
         "other keyword default": lambda: put(losses, "clipped_surrogate", lambda ratio, advantage, *, clip=2: ratio),
         "table": lambda: monkeypatch.setitem(torsos.ACTIVATIONS, "tanh", lambda x: x),
@@ -162,7 +190,7 @@ def test_every_change_of_code_or_settings_is_another_name(monkeypatch: pytest.Mo
 def test_another_process_finds_the_same_name() -> None:
     code = (
         "import nextpolicy.run.training; from nextpolicy.run import traced; "
-        "print(traced.code_digest(), traced._constant(frozenset('abcdefgh')))"
+        "print(traced.code_digest(), traced._text(frozenset('abcdefgh'), ''))"
     )
     digests = {
         subprocess.run(

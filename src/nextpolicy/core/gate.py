@@ -3,7 +3,8 @@
 The gate is a pair of pure functions, `init` and `update`, and its parameters are numbers that may be traced
 and batched: PPO, static and dynamic SV-PPO are the same compiled program with other numbers in it.
 
-Any object with these two functions is a stability criterion (`Criterion`) and may be given to training.
+Any object with these two functions is a stability criterion (`Criterion`) and may be given to training. The shipped one
+is that of Sandhu and Parr, arXiv 2605.05481, Algorithms 2 and 3.
 """
 
 from __future__ import annotations

@@ -10,6 +10,9 @@ Every array is time-major with any trailing shape, and index t means the step ta
 
 A truncated step therefore still bootstraps from `next_value`, and a terminated one does not. The results
 carry no gradient and have the floating-point type of `value`.
+
+The paper: Sandhu and Parr, "Approximate Next Policy Sampling: Replacing Conservative Target Policy Updates in Deep RL",
+arXiv 2605.05481. GAE: Schulman et al. (2016). V-trace: Espeholt et al. (2018). Retrace: Munos et al. (2016).
 """
 
 from __future__ import annotations
@@ -69,14 +72,16 @@ def retrace_gae(
     kind: str = "printed",
     rho_max: float | Array = jnp.inf,
 ) -> Array:
-    """Advantages of the target policy by Retrace, with c_t = min(lam, ratio_t):
+    """Advantages of the target policy with traces cut as in Retrace, c_t = min(lam, ratio_t):
 
-    `printed`  A_t = delta_t + discount_t c_t     (1 - cut_t) A_{t+1}    as the source prints it
-    `next`     A_t = delta_t + discount_t c_{t+1} (1 - cut_t) A_{t+1}    textbook Retrace; the last trace is 0
+    `printed`  A_t = delta_t + discount_t c_t     (1 - cut_t) A_{t+1}    as the paper prints it
+    `next`     A_t = delta_t + discount_t c_{t+1} (1 - cut_t) A_{t+1}    Retrace's traces; the last one is 0
     `vtrace`   A_t = delta_t + discount_t lam     (1 - cut_t) (y_{t+1} - value_{t+1})    y from `vtrace`, rho_max
 
-    With ratio == 1 all three are GAE(lam). `printed` cuts the trace by the ratio of the very action it
-    judges, which biases it off-policy; `rho_max` matters to `vtrace` alone.
+    With ratio == 1 all three are GAE(lam). Off-policy, `printed` cuts the trace by the ratio of the very action it
+    judges. `next` does not, but its errors are of state values where Retrace's are of action values: under traces
+    cut at 1 they do not average to zero, so both are biased even with an exact critic. `rho_max` matters to
+    `vtrace` alone.
     """
     check.one_of("kind", kind, ADVANTAGE_KINDS)
     check.number("lam", lam, 0.0, 1.0)

@@ -21,8 +21,9 @@ from nextpolicy.run import checkpoint, sinks
 from nextpolicy.run.folder import RunError, RunFolder, fresh_path
 from nextpolicy.run.policy import Policy
 from nextpolicy.run.processes import agreed, idle_cores, use_all_cores
+from nextpolicy.run.program_cache import enable_cache
 from nextpolicy.run.restart import check_config
-from nextpolicy.run.training import Job, enable_cache, make_job, run_job
+from nextpolicy.run.training import Job, make_job, run_job
 from nextpolicy.train.evaluate import evaluate
 from nextpolicy.train.host_evaluate import actor as host_actor
 from nextpolicy.train.host_evaluate import evaluate_host

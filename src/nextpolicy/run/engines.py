@@ -76,10 +76,10 @@ def run_task(task: Task, deadline: Deadline, tell: Tell) -> Outcome:
 
 
 def _train(task: Task, stop: Callable[[], bool], tell: Tell) -> None:
-    from nextpolicy.run import progress, training
+    from nextpolicy.run import program_cache, progress, training
 
     tell(task, "starting")
-    training.enable_cache()
+    program_cache.enable_cache()
     job = training.make_job(task.config)
     job.check_population()
     folder, resume = open_folder(task)

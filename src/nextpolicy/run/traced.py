@@ -5,20 +5,18 @@ program, which for a physics simulator takes longer than all the rest. Here the 
 fingerprint of everything it follows from: configuration, shapes, JAX's settings, versions, and the code of every
 function that could have taken part, as it is in memory, so that a changed or replaced function is never overlooked.
 
-Files hold StableHLO, which XLA runs as it runs any program; reading one executes nothing. `NEXTPOLICY_KEEP_TRACED=0`
-turns all of this off.
+Files hold StableHLO and are read as `program_cache` reads them. `NEXTPOLICY_KEEP_TRACED=0` turns all of this off.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -27,10 +25,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from nextpolicy.run import program_cache
+
 # Packages whose functions and tables end up in the program, or decide what does.
 _PARTS = ("config", "core", "envs", "nets", "tabular", "train", "types", "run.training")
 _CODE = (*(f"nextpolicy.{part}" for part in _PARTS), "brax", "gymnax")
-_DEEPEST = 4  # functions within functions that are looked into
+_DEEPEST = 6  # functions within tables within classes that are looked into
+_CONSTANTS = (str, bytes, int, float, complex, type(None), type(...))
 _VERSIONS = (
     *("nextpolicy", "jax", "jaxlib", "flax", "optax", "chex", "numpy"),
     *("brax", "gymnax", "jaxopt", "mujoco", "mujoco-mjx"),
@@ -51,6 +52,8 @@ class Keeper:
         `function` gives (what the donated argument becomes, dicts and tuples of arrays...). Whatever goes wrong with
         keeping it, and some programs cannot be kept, it is lowered as ever.
         """
+        if not program_cache.usable(self.folder):
+            return function.lower(*arguments)
         try:
             return self._lower(function, arguments, donated)
         except Exception:  # an error of the function's own comes again
@@ -60,15 +63,16 @@ class Keeper:
         leaves, tree = jax.tree.flatten(arguments)
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
         path = self.folder / fingerprint(self.about, str(tree), [f"{s.dtype}{s.shape}" for s in shapes])
-        exported = _read(path)
-        if exported is None:
+        if kept := program_cache.read(path):
+            exported = jax.export.deserialize(bytearray(kept))
+        else:
 
             def flat(*leaves: Any) -> Any:
                 first, *rest = function(*jax.tree.unflatten(tree, leaves))
                 return jax.tree.leaves(first), *rest
 
             exported = jax.export.export(jax.jit(flat), disabled_checks=_kernel_checks())(*shapes)
-            _write(path, exported.serialize())
+            program_cache.write(path, exported.serialize())
         sizes = [len(jax.tree.leaves(argument)) for argument in arguments]
         first = sum(sizes[:donated])
         call = lambda *leaves: exported.call(*leaves)  # noqa: E731
@@ -126,65 +130,48 @@ def code_digest() -> str:
     for name in sorted(sys.modules):
         if f"{name}.".startswith(tuple(f"{package}." for package in _CODE)):
             for attribute, value in sorted(vars(sys.modules[name]).items()):
-                for piece in () if attribute.startswith("__") else _pieces(value, name):  # not where its file lies
-                    digest.update(f"{name}.{attribute}:{piece}\n".encode())
+                if not attribute.startswith("__"):  # not where its file lies
+                    digest.update(f"{name}.{attribute}:{_text(value, name)}\n".encode())
     return digest.hexdigest()
 
 
-def _pieces(value: Any, module: str, depth: int = 0) -> Iterator[str]:
-    """Text of a function's code, of a class's methods, of constants and tables of these; nothing for anything else."""
+def _text(value: Any, module: str, depth: int = 0) -> str:
+    """Of a function's code, a class's methods, constants and tables of these, the same in every process.
+
+    Nothing for any other object, whose text may hold its address.
+    """
     if depth > _DEEPEST:  # a function may hold itself
-        return
+        return ""
+    inner = lambda *values: str([_text(v, module, depth + 1) for v in values])  # noqa: E731
+    if isinstance(value, _CONSTANTS):
+        return repr(value)
+    if isinstance(value, types.CodeType):  # not where in the file it stands; functions in it are no deeper than it is
+        constants = [_text(c, module, depth) for c in value.co_consts]
+        return repr((value.co_code.hex(), value.co_names, constants))
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
+        defaults = (value.__defaults__, value.__kwdefaults__)
+        return f"{value.__module__}.{value.__qualname__}{inner(value.__code__, *defaults, *cells)}"
     if isinstance(value, functools.partial):
-        yield from _pieces(value.func, module, depth + 1)
-        yield repr([_constant(a) for a in (*value.args, value.keywords)])
-    elif isinstance(value, classmethod | staticmethod | types.MethodType):
-        yield from _pieces(value.__func__, module, depth + 1)
-    elif isinstance(value, property):
-        yield from _pieces(value.fget, module, depth + 1)
-    elif isinstance(value, types.FunctionType):
-        yield f"{value.__module__}.{value.__qualname__}"
-        yield _code(value.__code__)
-        yield repr([_constant(d) for d in (*(value.__defaults__ or ()), value.__kwdefaults__)])
-        for cell in value.__closure__ or ():
-            with contextlib.suppress(ValueError):  # a cell that is empty
-                yield from _pieces(cell.cell_contents, module, depth + 1)
-    elif isinstance(value, type):
-        yield f"{value.__module__}.{value.__qualname__}"
-        if value.__module__ == module and depth == 0:  # others are told of where they stand
-            for name, member in sorted(vars(value).items()):
-                yield from (f"{name}:{piece}" for piece in _pieces(member, module, 1))
-    elif isinstance(inner := getattr(value, "__wrapped__", None), types.FunctionType):  # under jit and the like
-        yield from _pieces(inner, module, depth + 1)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _pieces(part, module, depth + 1)
-    elif isinstance(value, dict):
-        for name in sorted(value, key=repr):
-            yield str(_constant(name))
-            yield from _pieces(value[name], module, depth + 1)
-    elif isinstance(value, np.ndarray) and value.dtype.kind != "O":
-        yield f"{value.dtype}{value.shape}{hashlib.sha256(value.tobytes()).hexdigest()}"
-    elif (constant := _constant(value)) is not None:
-        yield constant
-
-
-def _code(code: types.CodeType) -> str:
-    """Bytecode, names and constants, those of inner functions included; not where in the file it stands."""
-    return repr((code.co_code.hex(), code.co_names, [_constant(c) for c in code.co_consts]))
-
-
-def _constant(value: Any) -> str | None:
-    """Text of a constant, the same in every process; None for an object, whose text may hold its address."""
-    if isinstance(value, types.CodeType):
-        return _code(value)
+        return inner(value.func, value.args, value.keywords)
+    if isinstance(value, classmethod | staticmethod | types.MethodType):
+        return inner(value.__func__)
+    if isinstance(value, property):
+        return inner(value.fget)
+    if isinstance(value, type):  # others are told of where they stand
+        own = vars(value) if value.__module__ == module and depth == 0 else {}
+        return f"{value.__module__}.{value.__qualname__}{inner(*sorted(own), *(own[name] for name in sorted(own)))}"
+    if isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):  # under jit and the like
+        return inner(wrapped)
     if isinstance(value, dict):
-        return str({str(_constant(name)): _constant(value[name]) for name in sorted(value, key=repr)})
-    if isinstance(value, tuple | list | set | frozenset):
-        parts = [str(_constant(part)) for part in value]
-        return str(parts if isinstance(value, tuple | list) else sorted(parts))
-    simple = (str, bytes, int, float, complex, type(None), type(...))
-    return repr(value) if isinstance(value, simple) else None
+        return str(sorted(inner(name, entry) for name, entry in value.items()))
+    if isinstance(value, set | frozenset):
+        return str(sorted(inner(entry) for entry in value))
+    if isinstance(value, list | tuple):
+        return inner(*value)
+    if isinstance(value, np.ndarray) and value.dtype.kind != "O":
+        return f"{value.dtype}{value.shape}{hashlib.sha256(value.tobytes()).hexdigest()}"
+    return ""
 
 
 def _versions() -> dict[str, str]:
@@ -201,22 +188,3 @@ def _kernel_checks() -> list[Any]:
     """Our Triton kernels are custom calls whose form JAX does not promise to keep; the version is in the name."""
     names = ("__gpu$xla.gpu.triton", "triton_kernel_call", "mosaic_gpu_v2")
     return [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
-
-
-def _read(path: Path) -> Any:
-    """The program in `path`; None if there is none that is whole."""
-    try:
-        return jax.export.deserialize(bytearray(path.read_bytes()))
-    except Exception:  # a torn or foreign file can fail in any way; it is then written anew
-        return None
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all; a disk that takes nothing costs the next start its time, and nothing else."""
-    part = path.with_suffix(f".{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(data)
-        part.replace(path)
-    except OSError:
-        part.unlink(missing_ok=True)

@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -257,16 +256,3 @@ def _status(folder: RunFolder, state: str, done: int, config: TrainConfig, **fac
         folder.set_status(
             state, rounds_done=done, rounds=config.num_rounds, env_steps=done * config.batch_size, **facts
         )
-
-
-def default_cache() -> Path:
-    """Where compiled programs are kept between starts."""
-    return Path.home() / ".cache" / "nextpolicy" / "xla"
-
-
-def enable_cache() -> None:
-    """Keep compiled programs on disk, unless the caller has said where or not to."""
-    if jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", str(default_cache()))
-        # Small programs too: making a Brax model takes fifty of them.
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -22,7 +22,8 @@ import pandas as pd
 from nextpolicy import presets
 from nextpolicy.config import Member, TrainConfig, whole
 from nextpolicy.run.folder import RunError, RunFolder
-from nextpolicy.run.training import Job, enable_cache, make_job, run_job
+from nextpolicy.run.program_cache import enable_cache
+from nextpolicy.run.training import Job, make_job, run_job
 from nextpolicy.runfiles import read_metrics, write_json, write_whole
 from nextpolicy.studies import four_rooms_exact as exact
 from nextpolicy.studies import four_rooms_summary as summary

@@ -1,4 +1,7 @@
-"""One round of Stable-Value PPO: the paper's Algorithm 3 on one screen. PPO is the same with the gate always open."""
+"""One round of Stable-Value PPO: Algorithm 3 of Sandhu and Parr, "Approximate Next Policy Sampling" (arXiv 2605.05481).
+
+PPO is the same with the gate always open.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ def learn_round(
 
 
 def evaluate_target(setup: Setup, hypers: Hypers, agent: Agent, rollout: Rollout, target_log_prob: Array) -> Targets:
-    """V-trace targets and Retrace advantages of the frozen target, with the critic as it was before this round."""
+    """V-trace targets and advantages of the frozen target, with the critic as it was before this round."""
     config = setup.config.ppo
     value_of = setup.networks.value(agent.params, agent.obs_stats)
     value, next_value = value_of(rollout.obs), value_of(rollout.next_obs)
