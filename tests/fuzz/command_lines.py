@@ -63,7 +63,7 @@ OPTIONS = {  # beside the fields of training
 }
 DISTRIBUTED = {"--coordinator": ["x:1", "localhost:1"], "--num-processes": ["2"], "--process-id": ["0", "1"]}
 SUITES = words("smoke classic minatar ../precious/suite.toml") * 5 + words("smok nowhere.toml ../precious/notes.txt")
-WEIGHTS = {"train": 12, "eval": 5, "suite run": 3, "suite status": 2, "study four-rooms": 2, "bench": 2, "report": 2}
+WEIGHTS = {"train": 12, "eval": 3, "suite run": 3, "suite status": 2, "study four-rooms": 2, "bench": 2, "report": 2}
 
 
 def sensible(rng: random.Random, name: str) -> str:
