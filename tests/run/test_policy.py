@@ -136,6 +136,10 @@ def test_apply_is_the_same_function_for_jit_and_vmap(observation: Any, action: A
     np.testing.assert_array_equal(jax.jit(policy.apply)(many), policy(many))
     np.testing.assert_allclose(jax.vmap(policy.apply)(many), policy(many), rtol=1e-5)
     np.testing.assert_array_equal(jax.jit(policy.apply)(one, jax.random.key(1)), policy(one, jax.random.key(1)))
+    with pytest.raises(
+        TypeError, match=r"^obs: expected .*, got a traced array; inside jit and vmap call policy.apply"
+    ):
+        jax.vmap(policy)(many)
     keys = jax.random.split(jax.random.key(2), 5)
     assert jax.vmap(policy.apply)(many, keys).shape == (5, *action.shape)
 
@@ -192,6 +196,7 @@ def test_a_state_may_be_given_as_its_row() -> None:
             [
                 (2, "expected a whole number from 3 to 6, as custom/.* gives it, got 2"),
                 ([3, 7], "expected a whole number from 3 to 6, as custom/.* gives it, got 7"),
+                (2**32 + 3, "expected a whole number from 3 to 6, as custom/.* gives it, got 4294967299"),
                 (3.5, "expected a whole number from 3 to 6 or a batch of it, .* got float32 of shape .*"),
             ],
         ),
