@@ -54,7 +54,7 @@ class Toy(gymnasium.Env):
         return self.observation_space.sample(), 0.0, False, False, {}
 
 
-VECTOR, FLAG = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
+VECTOR, CHOICE = spaces.Box(-1, 1, (3,)), spaces.Discrete(9)
 OBSERVATIONS = [
     VECTOR,
     spaces.Box(-1, 1, ()),
@@ -79,15 +79,16 @@ ACTIONS = [
 
 @pytest.mark.parametrize("observation", OBSERVATIONS, ids=repr)
 def test_it_takes_every_observation_the_environment_gives(observation: Any) -> None:
-    env, policy = of_spaces(observation, FLAG)
+    env, policy = of_spaces(observation, CHOICE)
     observation.seed(0)
-    many = np.stack([observation.sample() for _ in range(6)])
+    many = np.stack([observation.sample() for _ in range(60)])
     batch = policy(many)
-    assert batch.shape == (6,)
-    assert [policy(one) for one in many] == batch.tolist()
+    assert batch.shape == (60,)
+    assert len(set(batch.tolist())) > 1, "it does not read the observation"
+    assert [policy(one) for one in many[:9]] == batch[:9].tolist()
     # The network by hand on what pools make of them for training.
     rows = env.arrange(jnp.asarray(plain(many)))
-    assert rows.shape == (6, *env.spec.obs_shape)
+    assert rows.shape == (60, *env.spec.obs_shape)
     logits = policy._networks.policy(policy.snapshot)(rows).logits
     np.testing.assert_array_equal(batch, np.argmax(logits, axis=-1))
 
@@ -113,11 +114,12 @@ def test_every_action_is_in_the_environments_space(action: Any) -> None:
 
 def test_images_with_channels_first_are_taken_as_they_come() -> None:
     image = spaces.Box(0, 255, (3, 5, 4), np.uint8)
-    _, policy = of_spaces(image, FLAG, channels_first=True)
-    frame = image.sample()
-    rows = np.moveaxis(frame, 0, -1)[None]
+    _, policy = of_spaces(image, CHOICE, channels_first=True)
+    frames = np.stack([image.sample() for _ in range(60)])
+    rows = np.moveaxis(frames, 1, -1)
     logits = policy._networks.policy(policy.snapshot)(jnp.asarray(rows)).logits
-    assert policy(frame) == np.argmax(logits)
+    assert len(set(np.argmax(logits, axis=-1).tolist())) > 1
+    np.testing.assert_array_equal(policy(frames), np.argmax(logits, axis=-1))
     with pytest.raises(ValueError, match=r"expected shape \(3, 5, 4\) or a batch of it, .* got uint8 of shape \(5, 4"):
         policy(rows[0])
 
@@ -134,6 +136,10 @@ def test_apply_is_the_same_function_for_jit_and_vmap(observation: Any, action: A
     np.testing.assert_array_equal(jax.jit(policy.apply)(many), policy(many))
     np.testing.assert_allclose(jax.vmap(policy.apply)(many), policy(many), rtol=1e-5)
     np.testing.assert_array_equal(jax.jit(policy.apply)(one, jax.random.key(1)), policy(one, jax.random.key(1)))
+    with pytest.raises(
+        TypeError, match=r"^obs: expected .*, got a traced array; inside jit and vmap call policy.apply"
+    ):
+        jax.vmap(policy)(many)
     keys = jax.random.split(jax.random.key(2), 5)
     assert jax.vmap(policy.apply)(many, keys).shape == (5, *action.shape)
 
@@ -156,16 +162,17 @@ def test_four_rooms_takes_numbers_of_states_and_images() -> None:
     spec = envs.make("four-rooms").spec
     policy = policy_of(spec)
     assert spec.obs_table is not None
-    states = np.asarray([[0, 7, 103], [1, 2, 3]])
+    states = np.arange(104).reshape(2, 52)
     actions = policy(states)
+    assert len(set(actions.ravel().tolist())) > 1
     np.testing.assert_array_equal(actions, policy(spec.obs_table[states]))
-    assert (policy(7), policy(spec.obs_table[7]), policy.apply(7)) == (actions[0, 1],) * 3
+    assert (policy(7), policy(spec.obs_table[7]), policy.apply(7)) == (actions[0, 7],) * 3
     with pytest.raises(ValueError, match=r"^obs: expected a whole number from 0 to 103, as four-rooms .*, got 104$"):
         policy([3, 104])
 
 
 def test_a_state_may_be_given_as_its_row() -> None:
-    _, policy = of_spaces(spaces.Discrete(4, start=3), FLAG)
+    _, policy = of_spaces(spaces.Discrete(4, start=3), CHOICE)
     np.testing.assert_array_equal(policy(np.eye(4)), policy([3, 4, 5, 6]))
 
 
@@ -189,13 +196,14 @@ def test_a_state_may_be_given_as_its_row() -> None:
             [
                 (2, "expected a whole number from 3 to 6, as custom/.* gives it, got 2"),
                 ([3, 7], "expected a whole number from 3 to 6, as custom/.* gives it, got 7"),
+                (2**32 + 3, "expected a whole number from 3 to 6, as custom/.* gives it, got 4294967299"),
                 (3.5, "expected a whole number from 3 to 6 or a batch of it, .* got float32 of shape .*"),
             ],
         ),
     ],
 )
 def test_other_observations_are_one_line(observation: Any, given: list[tuple[Any, str]]) -> None:
-    _, policy = of_spaces(observation, FLAG)
+    _, policy = of_spaces(observation, CHOICE)
     for obs, words in given:
         with pytest.raises(ValueError, match=f"^obs: {words}$"):
             policy(obs)

@@ -49,12 +49,14 @@ class Policy:
 
     def __call__(self, obs: Any, key: Array | None = None) -> Any:
         """The action, or a batch of them, as NumPy; a single discrete one is a NumPy integer."""
+        if isinstance(obs, jax.core.Tracer):
+            raise TypeError("obs: expected NumPy's numbers, got a traced array; inside jit and vmap call policy.apply")
         obs = np.asarray(obs)
         if obs.dtype.kind not in "biuf":
             raise ValueError(f"obs: expected {self._one()} of numbers, got {type(obs.ravel().tolist()[0]).__name__}")
+        self._check_states(obs)
         obs = plain(obs)
         lead = self._lead(obs)
-        self._check_states(obs)
         action = own_actions(self.spec.action, np.asarray(self._compiled(self.snapshot, obs, key)))
         action = action.reshape((*lead, *action.shape[1:]))
         return action[()] if isinstance(self.spec.action, Discrete) else action
