@@ -185,6 +185,20 @@ def test_the_last_part_of_a_finished_run_is_missed_and_computed_again(
     assert cli.main(["report", str(run), "--out", str(run.parent / "r.html"), "--page-only"]) == 0
 
 
+def test_what_lies_after_a_checkpoint_is_computed_again(
+    whole: nextpolicy.Run, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rounds 7 to 9 are lost and the checkpoint of round 9 is there: round 9 at once, the others on request."""
+    for first in (7, 8, 9):
+        part(run, first).unlink()
+    resumed = nextpolicy.resume(run, quiet=True)
+    said = capsys.readouterr().err
+    assert "metrics of rounds 7 to 8 are missing; no checkpoint is left before them" in said
+    assert "metrics of round 9 are missing; computing them again from round 9" in said
+    assert set(resumed.partial_metrics()["round"]) == set(range(10)) - {7, 8}
+    assert_same_run(nextpolicy.resume(run, quiet=True, recompute_metrics=True), whole)
+
+
 def flipped(path: Path, bit: int) -> None:
     data = bytearray(path.read_bytes())
     data[bit // 8] ^= 1 << bit % 8

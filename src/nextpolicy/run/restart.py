@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -43,8 +44,12 @@ def starting_point(
             found.path.rename(aside)
             say(f"{found}; set aside as {aside.name}")
     metrics.trim(folder.metrics, rounds)
-    for gap in runfiles.damage(folder.metrics, rounds, recorded):
-        _compute_again(job, program, folder, gap, say, recompute)
+    gaps = runfiles.damage(folder.metrics, rounds, recorded)
+    saved = checkpoint.list_rounds(folder.checkpoints) if gaps else []
+    usable = [r for r in saved if not checkpoint.fault(folder.checkpoints, r)]
+    for gap in gaps:
+        for piece in _split(gap, usable):
+            _compute_again(job, program, folder, piece, usable, say, recompute)
     return state, rounds, _of_present_parts(folder, _recorded(folder, rounds))
 
 
@@ -89,14 +94,21 @@ def check_config(folder: RunFolder, rounds: int) -> None:
         raise RunError(f"run: {folder.path} was changed: {changed}; put it back, or train anew with another --out")
 
 
-def _compute_again(job: Job, program: Program, folder: RunFolder, gap: Damage, say: Say, recompute: bool) -> None:
-    """Write the metrics of the gap again, from the nearest checkpoint before it; checkpoints stay as they are."""
+def _split(gap: Damage, checkpoints: list[int]) -> list[Damage]:
+    """The gap in pieces that begin at a checkpoint, where one lies within it: what comes after it can be computed."""
+    edges = [gap.first, *(r for r in checkpoints if gap.first < r <= gap.last), gap.last + 1]
+    return [gap._replace(first=first, last=end - 1) for first, end in itertools.pairwise(edges)]
+
+
+def _compute_again(
+    job: Job, program: Program, folder: RunFolder, gap: Damage, usable: list[int], say: Say, recompute: bool
+) -> None:
+    """Write the metrics of the gap again, from the nearest `usable` checkpoint before it; none is changed."""
     if job.host is not None or jax.process_count() > 1:
         why = "several processes" if job.host is None else f"{job.setup.spec.id}, which cannot save its state"
         say(f"{gap}; they cannot be computed again with {why}")
         return
-    before = [r for r in checkpoint.list_rounds(folder.checkpoints) if r <= gap.first]
-    start = next((r for r in reversed(before) if not checkpoint.fault(folder.checkpoints, r)), 0)
+    start = max((r for r in usable if r <= gap.first), default=0)
     if not start and gap.first and not recompute:
         command = f"`nextpolicy resume {folder.path} --recompute-metrics`"
         say(f"{gap}; no checkpoint is left before them, {command} computes them again from round 0")
