@@ -240,21 +240,18 @@ DRAWN = "return [...document.querySelectorAll('.chart')].map(c => c.querySelecto
 
 def test_charts_that_were_not_scrolled_to_are_printed(window, page):
     window.open(page.as_uri())
-    time.sleep(0.3)
-    before = window.run(DRAWN)
-    assert 0 in before, "the page must be longer than the window for this test to say anything"
+    assert 0 in window.run(DRAWN), "the page must be longer than the window for this test to say anything"
     pdf = base64.b64decode(window.devtools("Page.printToPDF")["data"])
     assert pdf.startswith(b"%PDF")
     assert all(window.run(DRAWN)), "a chart is blank on paper"
     assert window.console() == []
 
 
-def test_print_media_draws_charts_and_cuts_no_table(window, page):
+def test_no_column_is_off_the_paper(window, page):
     window.open(page.as_uri())
     try:
         window.devtools("Emulation.setDeviceMetricsOverride", width=950, height=700, deviceScaleFactor=1, mobile=False)
         window.devtools("Emulation.setEmulatedMedia", media="print")
-        window.wait(f"{DRAWN}.every(Boolean)")
         inside = (
             "return [...document.querySelectorAll('td, th')].every(e => e.getBoundingClientRect().right <= innerWidth)"
         )

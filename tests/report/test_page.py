@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nextpolicy.report import bars, curves, drawing, figures, html
+from nextpolicy.report import bars, curves, drawing, figures, html, palette
 from nextpolicy.report.comparable import load_all
 from nextpolicy.report.tables import Comparison, compare
 
@@ -282,3 +282,8 @@ def test_many_variants_are_told_apart(tmp_path: Path):
     variants = [member.variant for member in runs[0].members]
     lines = figures.learning_curves(runs, variants).axes[0].lines
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 9
+
+
+def test_page_and_figures_have_the_same_colours(page):
+    light = dict(re.findall(r"--c(\d): (#\w+);", page.partition("@media")[0]))
+    assert tuple(light[str(i)] for i in range(len(light))) == palette.COLOURS

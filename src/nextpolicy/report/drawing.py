@@ -48,7 +48,7 @@ def legend(figure: Figure, entries: dict[str, Any]) -> None:
     wide = 0.5 + 0.065 * max(map(len, entries), default=1)  # inches of an entry
     columns = min(4, max(1, int(figure.get_figwidth() // wide)))
     where = {"loc": "outside upper center", "ncols": columns, "fontsize": 8, "frameon": False}
-    figure.legend(entries.values(), map(literal, entries), **where)
+    figure.legend(entries.values(), entries.keys(), **where)
 
 
 def labelled(axes: Sequence[Any]) -> dict[str, Any]:

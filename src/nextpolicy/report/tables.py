@@ -115,8 +115,9 @@ def scores_table(members: pd.DataFrame) -> pd.DataFrame:
         row: dict[str, Any] = {"suite": ours["suite"].iloc[0], "env": env, "variant": variant}
         row |= {"seeds": len(scored), "seeds_planned": len(ours), "note": note_of(ours)}
         row |= {"score_std": scored["score"].std(), "env_steps": scored["env_steps"].mean()}
+        side = [SEED, int(str(variant).startswith("ppo"))]  # the resamples, so the intervals, of the table against PPO
         for name in OWN_MEANS:
-            draws = _resampled(scored[name].to_numpy(np.float64), [SEED, 0]) if len(scored) >= 2 else np.empty(0)
+            draws = _resampled(scored[name].to_numpy(np.float64), side) if len(scored) >= 2 else np.empty(0)
             row[name] = scored[name].mean()
             row[f"{name}_low"], row[f"{name}_high"] = _bounds(draws)
         rows.append(row)

@@ -202,7 +202,6 @@ function drawAll() {
   document.querySelectorAll(".chart").forEach((holder) => { begin(holder); charts.get(holder).draw(); });
 }
 addEventListener("beforeprint", drawAll);
-matchMedia("print").addEventListener("change", (media) => { if (media.matches) drawAll(); });
 
 function show() {
   document.querySelectorAll("button[data-variant]").forEach((button) => {
