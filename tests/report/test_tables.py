@@ -223,7 +223,7 @@ def test_a_missing_seed_and_a_failed_environment_are_shown(tmp_path, members):
     write_run(tmp_path / "hopper", "brax/hopper", rounds=ROUNDS, columns=none)
     table = tables.environment_table(member_table(load_all([tmp_path])), "sv-dynamic").set_index("env")
     assert table.loc["brax/ant", ["seeds", "seeds_planned", "ppo_seeds"]].tolist() == [2, 3, 3]
-    assert table.loc["brax/ant", "note"] == "seed 2 missing: its metrics are not in the folder"
+    assert table.loc["brax/ant", "note"] == "seed 2 missing: metrics of some rounds are not in the folder"
     assert table.loc["brax/ant", "score_pct_of_ppo"] == 100.0
     assert table.loc["brax/pusher", ["seeds", "seeds_planned"]].tolist() == [0, 3]
     assert table.loc["brax/pusher", "note"] == "all 3 seeds and PPO's 3 seeds failed: rewards were not finite"

@@ -166,6 +166,9 @@ def test_an_early_part_that_is_lost_costs_no_training(
         with pytest.raises(RunError, match="metrics of round 2 are missing; `nextpolicy resume"):
             use()
     assert resumed.scores(allow_gaps=True).equals(whole.scores())
+    report = ["report", str(run), "--out", str(run.parent / "r.html"), "--page-only"]
+    assert (cli.main(report), cli.main([*report, "--allow-gaps"])) == (2, 0)
+    assert "metrics of some rounds are not in the folder" in (run.parent / "r.html").read_text()
     assert_same_run(nextpolicy.resume(run, quiet=True, recompute_metrics=True), whole)
 
 

@@ -24,6 +24,8 @@ def main(arguments: Sequence[str], make_parser: Callable[..., Any], parse: Calla
     parser.add_argument("--page-only", action="store_true", help="The page alone, no tables and figures.")
     parser.add_argument("--title", default="", help="Heading of the page; by default it says what is compared.")
     parser.add_argument("--allow-mixed", action="store_true", help="Compare runs even if their settings differ.")
+    words = "Draw runs whose metrics have gaps; they get no statistics."
+    parser.add_argument("--allow-gaps", action="store_true", help=words)
     parser.add_argument("--watch", action="store_true", help="Serve the page on this machine and renew it; no files.")
     parser.add_argument("--port", type=int, default=8765, help="Port of --watch on 127.0.0.1; 0 takes a free one.")
     options = parse(parser, arguments)
@@ -35,7 +37,8 @@ def main(arguments: Sequence[str], make_parser: Callable[..., Any], parse: Calla
     out = Path(options.out)
     folder = Path(options.files) if options.files else out.with_name(f"{out.stem}-files")
     _check_places(out, None if options.page_only else folder)
-    comparison = compare(load_all(options.paths, allow_mixed=options.allow_mixed))
+    runs = load_all(options.paths, allow_mixed=options.allow_mixed, allow_gaps=options.allow_gaps)
+    comparison = compare(runs)
     contents: dict[Path, str | bytes] = {out: html.page(comparison, options.title)}
     if not options.page_only:
         contents |= _files(comparison, folder)

@@ -24,9 +24,9 @@ FREE_FIELDS = {"env", "env_options", "seeds", "algo", "sweep"} | {
 }
 
 
-def load_all(paths: Sequence[str | Path], *, allow_mixed: bool = False) -> list[Run]:
+def load_all(paths: Sequence[str | Path], *, allow_mixed: bool = False, allow_gaps: bool = False) -> list[Run]:
     """Every run below the paths, checked to be comparable on its environment."""
-    runs = [load(path) for path in find(paths)]
+    runs = [load(path, allow_gaps=allow_gaps) for path in find(paths)]
     if not allow_mixed:
         _check_settings(runs)
         _check_members(runs)

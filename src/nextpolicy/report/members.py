@@ -47,7 +47,7 @@ def _standing(run: Run, member: Member, frame: pd.DataFrame | None) -> tuple[str
         so_far = f"{run.rounds_done} of {run.rounds} rounds done"
         return run.state, run.reason or f"{so_far}{f', last sign {run.last_sign}' * bool(run.last_sign)}", nothing
     if frame is None or len(frame) < run.rounds:
-        return "missing", "its metrics are not in the folder", nothing
+        return "missing", "metrics of some rounds are not in the folder", nothing
     numbers = _statistics(frame, member, run)
     if np.isfinite(numbers["score"]):
         return "finished", "", numbers

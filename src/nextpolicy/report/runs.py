@@ -63,8 +63,8 @@ def find(paths: Sequence[str | Path]) -> list[Path]:
     return list(found.values())
 
 
-def load(path: Path) -> Run:
-    """A run as it is on disk."""
+def load(path: Path, *, allow_gaps: bool = False) -> Run:
+    """A run as it is on disk; missing or damaged metrics are an error, unless gaps are allowed."""
     raw = _json(path / "config.json")
     about = raw.get("about", {})
     if not isinstance(about, dict) or not isinstance(about.get("versions", {}), dict):
@@ -80,7 +80,7 @@ def load(path: Path) -> Run:
     env = config.environment.env
     members = config.members()
     state = str(status.get("state", "unknown"))
-    frame = _metrics(path, raw, state, config.num_rounds)
+    frame = _metrics(path, raw, state, config.num_rounds, allow_gaps)
     _check_rows(path, frame, members)
     rounds_done = 0 if frame.empty else int(frame["round"].max()) + 1
     return Run(
@@ -131,18 +131,18 @@ def _mean_return(raw: Any) -> float:
     return 0.0 if abs(mean) < 1e-45 else mean
 
 
-def _metrics(path: Path, raw: dict[str, Any], state: str, rounds: int) -> pd.DataFrame:
+def _metrics(path: Path, raw: dict[str, Any], state: str, rounds: int, allow_gaps: bool) -> pd.DataFrame:
     """All rows by member and round; what is damaged, missing, changed or of another version is an error."""
     names = NEEDED.split()
     damage = runfiles.metrics_damage(path, state, rounds)
-    if damage:
-        hint = f"`nextpolicy resume {path}` computes them again where a checkpoint allows"
+    if damage and not allow_gaps:
+        hint = f"`nextpolicy resume {path}` computes them again where a checkpoint allows, --allow-gaps does without"
         raise ReportError(f"run {path}: {damage[0]}; {hint}")
     changed = runfiles.changed_setting(raw, runfiles.newest_manifest(path / "checkpoints")[1])
     if changed:
         raise ReportError(f"run {path}: config.json was changed: {changed}; put it back")
     try:
-        frame = runfiles.read_metrics(path)
+        frame = runfiles.read_metrics(path, without=damage)
     except ValueError as error:
         raise ReportError(f"run {path}: {error}") from None
     if frame.empty:
