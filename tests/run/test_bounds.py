@@ -13,7 +13,7 @@ import pytest
 
 import nextpolicy
 from nextpolicy import config as configuration
-from nextpolicy import presets
+from nextpolicy import presets, runfiles
 from nextpolicy.config import FIELDS, ConfigError, NetConfig, PPOConfig, RunConfig, TrainConfig
 from nextpolicy.report import runs as report
 from nextpolicy.run import api, cli, metrics, suite, training
@@ -98,12 +98,13 @@ def test_what_was_right_is_taken_as_it_was() -> None:
     assert presets.build("four-rooms", env_options=options).environment.env_options == options
 
 
-def test_steps_past_an_int32_stay_exact() -> None:
+def test_steps_past_an_int32_stay_exact(tmp_path: Path) -> None:
     block = {"accepted": np.zeros((1, 2), bool)}
     member = presets.build("four-rooms").members()[:1]
     frame = metrics.table(member, 99_999_997, 10_000_000, block, 1.0)
     assert frame["env_steps"].tolist() == [99_999_998 * 10_000_000, 99_999_999 * 10_000_000]
-    assert [n for n, *_ in [metrics._NAME.fullmatch("part-99999997-99999998.parquet").groups()]] == ["99999997"]
+    metrics.write_part(tmp_path, frame)
+    assert [(first, last) for first, last, _ in runfiles.parts(tmp_path)] == [(99_999_997, 99_999_998)]
 
 
 # Blocks
