@@ -26,7 +26,7 @@ NUMBERS = [name for name, info in FIELDS.items() if info.annotation in (int, flo
 MAY_BE_INFINITE = {"clip", "value_clip", "max_grad_norm", "rho_max", "delta_v"}
 
 
-def one_line(kind: type[Exception], call: Callable[[], Any]) -> str:
+def one_line(kind: Any, call: Callable[[], Any]) -> str:
     with pytest.raises(kind) as caught:
         call()
     said = str(caught.value)
@@ -98,6 +98,12 @@ def test_what_was_right_is_taken_as_it_was() -> None:
     assert presets.build("four-rooms", env_options=options).environment.env_options == options
 
 
+@pytest.mark.parametrize("env", ["four-rooms", "gymnax/CartPole-v1", "gym/CartPole-v1", "probe/nan"])
+@pytest.mark.parametrize("options", [{"time_limit": 10**12}, {"env": 1}, {"name": 1}, {"start": "x"}, {"gravity": "x"}])
+def test_options_that_an_environment_cannot_be_made_with_are_one_line(env: str, options: dict[str, Any]) -> None:
+    one_line((ValueError, RuntimeError), lambda: training.make_job(presets.build(env, env_options=options)))
+
+
 def test_steps_past_an_int32_stay_exact(tmp_path: Path) -> None:
     block = {"accepted": np.zeros((1, 2), bool)}
     member = presets.build("four-rooms").members()[:1]
@@ -159,6 +165,7 @@ def change(file: Path, **values: Any) -> None:
         {"seeds": 10**9},
         {"entropy_coef": math.nan},
         {"env": 3},
+        {"self": 1},
     ],
 )
 def test_a_config_with_another_type_in_it_is_one_line(folder: Path, values: dict[str, Any]) -> None:
@@ -210,6 +217,8 @@ def test_a_status_of_nonsense_is_read_as_unknown(folder: Path, status: str, tmp_
         "[fields]\nenv_options = [[1]]",
         "[fields]\nenv_options = {a = 1979-05-27}",
         "[fields.sweep]\nlam = []",
+        '[fields]\npreset = "default"',
+        "[fields]\nself = 1",
     ],
 )
 def test_a_suite_with_such_a_number_is_one_line(tmp_path: Path, lines: str) -> None:

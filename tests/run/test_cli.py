@@ -122,6 +122,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["study", "theory", "--samples", "nan"], ["samples: got nan"]),
     (["study", "four-rooms", "--rounds", "1000000000000"], ["rounds: got 1000000000000", "at most 2147483647"]),
     (["bench", "four-rooms", "--members", "983505767519"], ["members: got '983505767519'", "at most 10000"]),
+    (["bench", "four-rooms", "--set", "env=x"], ["set: got env", "takes the work instead"]),
     (["bench", "four-rooms", "--repeats", "1000000000"], ["repeats: got 1000000000"]),
     (["suite", "run", "smoke", "--seeds", "1000000000"], ["seeds: got 1000000000", "at most 10000"]),
     # names of other libraries

@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from nextpolicy import runfiles
 from nextpolicy.run import api, cli, engines, metrics, suite, suite_cli, training
 from nextpolicy.run.engines import Deadline, LocalEngine, Outcome, run_task
 from nextpolicy.run.folder import RunError, RunFolder
@@ -272,7 +273,7 @@ def test_a_folder_that_another_process_holds_is_left_to_it(tmp_path):
 
 
 def rows(task: Task) -> pd.DataFrame:
-    return metrics.read(Path(task.path) / "metrics").drop(columns="steps_per_second")
+    return runfiles.read_metrics(Path(task.path)).drop(columns="steps_per_second")
 
 
 def test_a_stopped_environment_goes_on_as_if_it_had_not_stopped(tmp_path):
@@ -314,7 +315,7 @@ class Pretence:
     def __init__(self, monkeypatch) -> None:
         self.trained, self.evaluated, self.faults = 0, 0, []
         monkeypatch.setattr(engines, "_train", self.train)
-        monkeypatch.setattr(api, "load", lambda path: self)
+        monkeypatch.setattr(api, "load", lambda path, trust: self)
 
     def train(self, task: Task, stop, tell) -> None:
         self.trained += 1

@@ -538,7 +538,7 @@ def test_the_library_trains_evaluates_and_acts_on_a_callable(tmp_path):
     assert table["length"][0] == 1
     assert int(run.policy()(np.full(1, 0.5, np.float32))) == 1
     with pytest.raises(ValueError, match="was trained with its own env_fn; give the same again"):
-        nextpolicy.load(tmp_path / "r")
+        nextpolicy.load(tmp_path / "r").policy()
 
 
 def test_bad_combinations_are_one_line():
