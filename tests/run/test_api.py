@@ -257,8 +257,8 @@ def test_ones_own_environment_networks_and_criterion(tmp_path: Path) -> None:
     with pytest.raises(
         RunError, match="was trained with its own actor, criterion, critic, env, env_params, gate_params"
     ):
-        nextpolicy.load(run.path)
-    with pytest.raises(TypeError, match=r"unexpected arguments \['actr'\]"):
+        nextpolicy.load(run.path).snapshot()
+    with pytest.raises(TypeError, match=r"got actr"):
         nextpolicy.load(run.path, actr=Actor())
     again = nextpolicy.load(run.path, env=env, **own)
     assert again.policy()(np.asarray([0.0, 1.0], np.float32)) == 1
