@@ -14,6 +14,8 @@ few exceptions, all raised inside other people's packages, stand in `_THIRD_PART
 from __future__ import annotations
 
 import os
+import signal
+import threading
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("NEXTPOLICY_KEEP_TRACED", "0")  # what tracing checks, it must check in every run
@@ -27,6 +29,11 @@ import pytest
 
 # One device unless a test asks for more: `nextpolicy.train` takes all cores where nobody has chosen.
 jax.config.update("jax_num_cpu_devices", 1)
+
+# Under nohup, or in the background of a script, these are ignored, and children inherit that.
+for _signum, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(_signum) is signal.SIG_IGN:
+        signal.signal(_signum, _usual)
 
 _THIRD_PARTY_WARNINGS = (
     # Brax imports JAXopt, which announces on import that it is no longer maintained.

@@ -404,11 +404,14 @@ def test_a_second_ctrl_c_shows_no_traceback(tmp_path: Path) -> None:
     fields = {k: v for k, v in FIELDS.items() if k not in ("env", "quiet")} | {"total_env_steps": 32 * 100_000}
     command = [*COMMAND, "train", "four-rooms", "--quiet", "--out", str(out), *options(**fields)]
     with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as process:
-        _wait(lambda: part(out, 2).exists() or process.poll() is not None)
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=60)[1]
+        try:
+            _wait(lambda: part(out, 2).exists() or process.poll() is not None)
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            said = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
     assert process.returncode in (130, -signal.SIGINT)
     assert said.splitlines()[-1].endswith(f"`nextpolicy resume {out}` continues it")
     assert len(said.splitlines()) == 1
