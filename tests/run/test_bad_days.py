@@ -449,3 +449,16 @@ def test_a_start_that_was_killed_before_its_configuration_blocks_nothing(tmp_pat
     with pytest.raises(RunError, match="holds other files"):
         RunFolder.create(mine, config, {})
     assert (mine / "metrics" / "notes.txt").read_text() == "keep me"
+
+
+def test_a_suite_from_a_file_imports_no_module_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "theirs.py").write_text(STRANGER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "s.toml").write_text('environments = ["gym/theirs:CartPole-v1"]\nalgo = "ppo"\n')
+    command = ["suite", "run", str(tmp_path / "s.toml"), "--out", str(tmp_path / "out"), "--budget", "0.001s"]
+    assert cli.main(command) == 2
+    assert "imports the Python module theirs" in capsys.readouterr().err
+    assert cli.main([*command, "--trust-module", "theirs"]) == 0  # no time to begin anything
+    assert not (tmp_path / "it-ran").exists()
