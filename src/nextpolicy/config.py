@@ -81,7 +81,9 @@ class PPOConfig:
     rollout_length: int = _field(128, "Steps each environment takes per round.")
     epochs: int = _field(4, "Passes over a round's batch.")
     minibatch_size: int = _field(
-        1024, "Samples per gradient step; must divide num_envs * rollout_length (a preset's is made to)."
+        1024,
+        "Samples per gradient step; must divide num_envs * rollout_length. Where a preset's does not, the number of "
+        "minibatches is kept instead.",
     )
     learning_rate: float = _field(3e-4, "Adam's learning rate at the start.", traced=True)
     learning_rate_final: float = _field(

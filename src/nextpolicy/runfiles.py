@@ -7,9 +7,11 @@ configuration it was trained with (`config`). Reading any of them executes nothi
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -71,7 +73,7 @@ def overwrite_json(path: Path, value: Any) -> None:
     try:
         write_json(path, value)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not path.exists():
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not path.is_file() or path.is_symlink():
             raise
         with open(path, "r+b") as file:
             file.write((json.dumps(value, indent=2) + "\n").encode())
@@ -102,7 +104,7 @@ def records(value: Any) -> dict[str, FileRecord]:
     """Records by file name as a manifest holds them; ValueError if they cannot be read."""
     try:
         return {str(name): FileRecord(int(size), str(digest)) for name, (size, digest) in value.items()}
-    except (TypeError, AttributeError):
+    except (TypeError, AttributeError, OverflowError):
         raise ValueError("expected [size, digest] for each file") from None
 
 
@@ -115,11 +117,29 @@ def manifest_rounds(checkpoints: Path) -> list[int]:
     return sorted(int(p.stem) for p in checkpoints.glob("*.json") if _MANIFEST.fullmatch(p.stem))
 
 
+def write_manifest(path: Path, content: Mapping[str, Any]) -> None:
+    """A manifest, with a digest of itself."""
+    write_json(path, {**content, "digest": _digest_of(content)})
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest in a file; ValueError if it is none, or not what was written."""
+    content = read_object(path)
+    digest = content.pop("digest", None)  # manifests of earlier versions have none
+    if digest is not None and digest != _digest_of(content):
+        raise ValueError("expected a manifest as it was written")
+    return content
+
+
+def _digest_of(content: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def newest_manifest(checkpoints: Path) -> tuple[int, dict[str, Any]]:
     """(rounds, manifest) of the newest checkpoint whose manifest can be read; (0, {}) if there is none."""
     for rounds in reversed(manifest_rounds(checkpoints)):
         with contextlib.suppress(OSError, ValueError):
-            return rounds, read_object(manifest_path(checkpoints, rounds))
+            return rounds, read_manifest(manifest_path(checkpoints, rounds))
     return 0, {}
 
 
@@ -162,31 +182,35 @@ def read_part(path: Path) -> pd.DataFrame:
 
 
 def damage(folder: Path, rounds: int, recorded: Mapping[str, FileRecord]) -> list[Damage]:
-    """What is wrong with the metrics of the first `rounds` rounds: parts that are missing, damaged or overlap."""
-    found, expected = [], 0
-    for first, last, path in parts(folder):
+    """What is wrong with the metrics of the first `rounds` rounds: parts that are missing, damaged or overlap.
+
+    Of parts that overlap the recorded ones are right.
+    """
+    found, covered = [], list[tuple[int, int]]()
+    for first, last, path in sorted(parts(folder), key=lambda part: (part[2].name not in recorded, part)):
         if first >= rounds:
-            break
-        if first > expected:
-            found.append(Damage(expected, first - 1, None, "missing"))
+            continue
         what = _fault(path, first, last, recorded.get(path.name))
-        if first < expected:
+        before = bisect.bisect_right(covered, (last, rounds))
+        overlaps = before > 0 and covered[before - 1][1] >= first
+        if overlaps:
             what = f"{path.name} has rounds that another part has"
         if what is not None:
             found.append(Damage(first, min(last, rounds - 1), path, f"damaged ({what})"))
-        expected = max(expected, last + 1)
-    if expected < rounds:
-        found.append(Damage(expected, rounds - 1, None, "missing"))
-    return found
+        if not overlaps:
+            covered.insert(before, (first, last))
+    edges = itertools.pairwise([(-1, -1), *covered, (rounds, rounds)])
+    found += [Damage(end + 1, start - 1, None, "missing") for (_, end), (start, _) in edges if end + 1 < start]
+    return sorted(found, key=lambda d: (d.first, d.last))
 
 
 def _fault(path: Path, first: int, last: int, record: FileRecord | None) -> str | None:
-    if record is not None:
-        return None if record_file(path) == record else f"{path.name} is not what was written"
     try:
+        if record is not None:
+            return None if record_file(path) == record else f"{path.name} is not what was written"
         rows = read_part(path)
-    except ValueError as error:
-        return str(error)
+    except (OSError, ValueError):
+        return f"{path.name} cannot be read"
     if "round" not in rows or not len(rows) or (rows["round"].min(), rows["round"].max()) != (first, last):
         return f"{path.name} has other rounds than its name says"
     return None

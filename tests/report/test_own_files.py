@@ -67,7 +67,7 @@ OURS = [
 @pytest.mark.parametrize("name", OURS)
 def test_a_users_own_file_is_not_replaced_and_nothing_is_written(name, runs, tmp_path, capsys):
     put(tmp_path, {name: b"mine"})
-    assert "exists and was not written by this version of nextpolicy" in refused(capsys, tmp_path, name, runs)
+    assert "exists and is not on record as nextpolicy's own" in refused(capsys, tmp_path, name, runs)
 
 
 @pytest.mark.parametrize("name", OURS)

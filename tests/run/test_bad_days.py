@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -20,7 +22,7 @@ import pytest
 
 import nextpolicy
 from nextpolicy import presets, runfiles
-from nextpolicy.run import checkpoint, cli, interrupt
+from nextpolicy.run import checkpoint, cli, interrupt, training
 from nextpolicy.run.block import TrainingError
 from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.training import make_job, run_job
@@ -236,10 +238,18 @@ def test_a_finished_run_without_a_whole_checkpoint_is_left_alone(run: Path) -> N
     for name in ("00000009", "00000010"):
         (run / "checkpoints" / name / "manifest.ocdbt").unlink()
     before = contents(run / "metrics")
-    with pytest.raises(RunError, match="is finished but has no whole checkpoint"):
-        nextpolicy.resume(run, quiet=True)
-    assert contents(run / "metrics") == before
-    assert RunFolder(run).status()["state"] != "running"
+    for _ in range(2):
+        with pytest.raises(RunError, match="is finished but has no whole checkpoint"):
+            nextpolicy.resume(run, quiet=True)
+        assert contents(run / "metrics") == before
+        assert RunFolder(run).status()["state"] == "finished"
+
+
+def test_an_older_policy_is_not_taken_for_that_of_a_finished_run(whole: nextpolicy.Run, run: Path) -> None:
+    flipped(run / "checkpoints" / "00000010" / "manifest.ocdbt", 80)
+    with pytest.raises(RunError, match=r"checkpoint 10 is damaged \(.*\); `nextpolicy resume"):
+        nextpolicy.load(run).snapshot()
+    assert_same_run(nextpolicy.resume(run, quiet=True), whole)
 
 
 # --- config.json ---
@@ -254,8 +264,64 @@ def test_a_changed_setting_is_named_and_refused(run: Path, capsys: pytest.Captur
         nextpolicy.load(run).snapshot()
     assert cli.main(["report", str(run), "--out", str(run.parent / "r.html")]) == 2
     assert "config.json was changed: learning_rate is 0.5" in capsys.readouterr().err
+    with pytest.raises(RunError, match=changed):
+        nextpolicy.load(run).scores()
     change_json(run / "config.json", learning_rate=0.00025, keep_checkpoints=5)
     assert nextpolicy.load(run).snapshot() is not None
+
+
+def test_fewer_rounds_than_are_done_are_refused(run: Path) -> None:
+    """Also where the manifest is of a version that did not record settings."""
+    RunFolder(run).set_status("stopped", rounds_done=10)
+    change_json(run / "config.json", total_env_steps=96)
+    before = contents(run)
+    with pytest.raises(RunError, match="total_env_steps is 96 in config.json and 320 in the checkpoint"):
+        nextpolicy.resume(run, quiet=True)
+    assert contents(run) == before
+    forget_records(run)
+    with pytest.raises(RunError, match="has a checkpoint of round 10, but config.json asks for 3 rounds"):
+        nextpolicy.resume(run, quiet=True)
+    assert part(run, 9).exists()
+
+
+def test_a_manifest_that_was_changed_is_not_believed(
+    whole: nextpolicy.Run, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run / "checkpoints" / "00000010.json"
+    path.write_text(path.read_text().replace('"metrics"', '"metrixs"'))
+    RunFolder(run).set_status("running", rounds_done=10)
+    assert_same_run(nextpolicy.resume(run, quiet=True), whole)
+    assert "checkpoint 10 is damaged (its manifest cannot be read)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "manifest", [{"files": {}}, {"files": {"x": [float("inf"), "a"]}}, {"files": {"x": [1, "a"]}, "metrics": None}]
+)
+def test_odd_manifests_are_damage(run: Path, manifest: dict[str, Any]) -> None:
+    (run / "checkpoints" / "00000010.json").write_text(json.dumps(manifest))
+    assert checkpoint.fault(run / "checkpoints", 10)
+    assert len(nextpolicy.load(run).metrics) == 10
+
+
+def test_recorded_parts_are_believed_and_others_set_aside(whole: nextpolicy.Run, run: Path) -> None:
+    """A part of three rounds lies beside the three that training wrote, and another is a folder."""
+    frame = nextpolicy.load(run).metrics
+    frame[frame["round"].between(3, 5)].to_parquet(run / "metrics" / runfiles.part_name(3, 5))
+    found = runfiles.metrics_damage(run, "finished", 10)
+    assert [(d.first, d.last, d.path.name if d.path else "") for d in found] == [(3, 5, runfiles.part_name(3, 5))]
+    part(run, 9).unlink()
+    part(run, 9).mkdir()
+    assert_same_run(nextpolicy.resume(run, quiet=True), whole)
+
+
+def test_a_lock_that_is_a_link_empties_no_file(run: Path) -> None:
+    mine = run.parent / "mine.txt"
+    mine.write_text("keep me")
+    (run / ".lock").unlink()
+    (run / ".lock").symlink_to(mine)
+    with pytest.raises(OSError, match="symbolic links"):
+        nextpolicy.resume(run, quiet=True)
+    assert mine.read_text() == "keep me"
 
 
 # --- what is not finite ---
@@ -359,6 +425,7 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read(run: Path, monkeypatch: 
         return restore(folder, rounds, template)
 
     monkeypatch.setattr(checkpoint, "restore", replaced)
+    RunFolder(run).set_status("running", rounds_done=10)
     assert nextpolicy.load(run).snapshot() is not None
     assert tried == [10, 9]
 
@@ -387,6 +454,46 @@ def test_a_signal_stops_a_run_that_can_be_resumed(whole: nextpolicy.Run, tmp_pat
     status = folder.status()
     assert (status["state"], status["rounds_done"]) == ("stopped", 4)
     assert_same_run(nextpolicy.resume(folder.path, quiet=True), whole)
+
+
+def test_a_signal_that_python_drops_still_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is raised inside a callback of the garbage collector goes no further."""
+    fields = {k: v for k, v in FIELDS.items() if k not in ("env", "quiet")}
+    job = make_job(presets.build("four-rooms", algo="sv-dynamic", **fields))
+    folder = RunFolder.create(tmp_path / "run", job.config, {"custom": []})
+
+    def in_callback(*_: Any) -> None:
+        gc.callbacks.remove(in_callback)
+        signal.raise_signal(signal.SIGTERM)
+
+    def press(first: int, *_: Any) -> None:
+        if first == 3:
+            gc.callbacks.append(in_callback)
+            gc.collect()
+
+    with pytest.raises(interrupt.Stopped):
+        run_job(job, folder, quiet=True, on_block=press)
+    folder.unlock()
+    assert folder.status()["state"] == "stopped"
+    assert "ignored" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("env", "custom", "words"),
+    [
+        ("four-rooms", [], "`nextpolicy resume {path} --recompute-metrics` continues it"),
+        ("gym/mine:Maze-v0", [], "`nextpolicy resume {path} --trust-module mine --recompute-metrics` continues it"),
+        ("custom/Maze", ["env_fn"], "`nextpolicy.resume({path!r}, env_fn=...)` continues it"),
+    ],
+)
+def test_the_last_line_is_what_continues_the_run(tmp_path: Path, env: str, custom: list[str], words: str) -> None:
+    path = tmp_path / "my run"
+    config = presets.build(env)
+    RunFolder.create(path, config, {"custom": custom}).unlock()
+    job = SimpleNamespace(config=config)
+    shown = str(path) if custom else f"'{path}'"
+    expected = words.replace("{path!r}", repr(str(path))).replace("{path}", shown)
+    assert training._how_to_continue(job, RunFolder(path), True) == expected  # type: ignore[arg-type]
 
 
 def test_ignored_signals_stay_ignored() -> None:

@@ -68,7 +68,7 @@ class SlowWork:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, clock: Clock, opening: float, member: float) -> None:
         self.clock, self.opening, self.member, self.evaluated = clock, opening, member, []
         monkeypatch.setattr(engines, "_train", self.train)
-        monkeypatch.setattr(api, "load", lambda path: self)
+        monkeypatch.setattr(api, "load", lambda path, trust: self)
 
     def train(self, task: Task, stop: Any, tell: Any) -> None:
         folder, _ = suite.open_folder(task)

@@ -30,6 +30,7 @@ OPTIONS: dict[str, Any] = {
     "groups": 2,
     "channels_first": False,  # whether images come as [C, H, W]
 }
+_MOST_NUMBERS = 1_000_000  # of a Discrete space
 CLOSE_SECONDS = 5.0  # after which what does not close is left or killed
 CHOICES = {"vectorization": ("sync", "async", "native"), "autoreset": ("same-step", "next-step")}
 
@@ -251,7 +252,11 @@ def _observation(env_id: str, space: Any, channels_first: bool) -> tuple[tuple[i
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
-        return (int(space.n),), np.float32
+        return (_count(env_id, "observations", space),), np.float32
+    if space is None:
+        raise ValueError(f"{env_id}: expected an observation space, got none; set self.observation_space")
+    if isinstance(space, spaces.Box) and not all(space.shape):
+        raise ValueError(f"{env_id}: expected observations of one number or more, got a Box of shape {space.shape}")
     if not isinstance(space, spaces.Box):
         flat = "wrap it in gymnasium.wrappers.FlattenObservation and give that as env_fn"
         odd = isinstance(space, (spaces.Graph, spaces.Sequence))  # of no fixed length
@@ -265,13 +270,22 @@ def _observation(env_id: str, space: Any, channels_first: bool) -> tuple[tuple[i
     return shape, np.uint8 if space.dtype == np.uint8 else np.float32
 
 
+def _count(env_id: str, what: str, space: Any) -> int:
+    """How many numbers a Discrete space has: networks have an input or output for each."""
+    if space.n > _MOST_NUMBERS:
+        raise ValueError(f"{env_id}: expected {what} of Discrete(n) with n at most {_MOST_NUMBERS}, got {space.n}")
+    return int(space.n)
+
+
 def _action(env_id: str, space: Any) -> Discrete | Box:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
-        return Discrete(int(space.n), int(space.start), space.dtype)
+        return Discrete(_count(env_id, "actions", space), int(space.start), space.dtype)
+    if space is None:
+        raise ValueError(f"{env_id}: expected an action space, got none; set self.action_space")
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         return Box(tuple(space.shape), space.low, space.high, space.dtype)
     got = f"a Box of {space.dtype}" if isinstance(space, spaces.Box) else type(space).__name__
-    advice = "wrap it in gymnasium.wrappers.TransformAction, which makes one of these, and give that as env_fn"
+    advice = "wrap it in gymnasium.wrappers.TransformAction with a Discrete or Box and give that as env_fn"
     raise ValueError(f"{env_id}: expected actions of Discrete or a Box of real numbers, got {got}; {advice}")

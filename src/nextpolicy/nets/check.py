@@ -12,13 +12,15 @@ from flax import nnx
 from nextpolicy.config import ConfigError
 from nextpolicy.envs.base import Discrete, EnvSpec
 
-_MOST_CHANNELS, _LEAST_SIDE = 4, 16  # of what looks like an image [C, H, W]
+_MOST_CHANNELS, _LEAST_SIDE, _SQUARE = 4, 16, 36  # of what looks like an image [C, H, W]
 
 
 def channels_last(spec: EnvSpec) -> None:
     """Raise if observations look like images [C, H, W]: convolutions would take colours for rows."""
     shape = spec.obs_shape
-    if len(shape) == 3 and shape[0] <= _MOST_CHANNELS and min(shape[1:]) >= _LEAST_SIDE:
+    few = len(shape) == 3 and shape[0] <= _MOST_CHANNELS and min(shape[1:]) >= _LEAST_SIDE
+    stack = len(shape) == 3 and shape[0] < shape[1] == shape[2] >= _SQUARE  # frames of several channels each
+    if few or stack:
         raise ConfigError(
             f"{spec.id}: expected images [H, W, C], got shape {shape}, which looks like [C, H, W]; set env_options "
             "channels_first=true (gym/... and env_fn), transpose them in the environment, or take torso=mlp"
@@ -57,7 +59,11 @@ def _shapes(name: str, module: Any, spec: EnvSpec, lead: tuple[int, ...]) -> Any
         reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
         raise ConfigError(
             f"{name}: expected a module that reads observations of shape {(*lead, *spec.obs_shape)}, got {reason}; "
-            f"keep all axes before the last {len(spec.obs_shape)}"
+            + (
+                "keep all axes before those of one observation"
+                if len(lead) > 1
+                else "it takes nothing else: no rngs, no state"
+            )
         ) from error
 
 

@@ -29,16 +29,16 @@ def main(arguments: Sequence[str], make_parser: Callable[..., Any], parse: Calla
     parser.add_argument("--watch", action="store_true", help="Serve the page on this machine and renew it; no files.")
     parser.add_argument("--port", type=int, default=8765, help="Port of --watch on 127.0.0.1; 0 takes a free one.")
     options = parse(parser, arguments)
+    allowed = {"allow_mixed": options.allow_mixed, "allow_gaps": options.allow_gaps}
     if options.watch:
         from nextpolicy.report import watch
 
-        watch.serve(options.paths, options.title, options.port, allow_mixed=options.allow_mixed)
+        watch.serve(options.paths, options.title, options.port, **allowed)
         return
     out = Path(options.out)
     folder = Path(options.files) if options.files else out.with_name(f"{out.stem}-files")
     _check_places(out, None if options.page_only else folder)
-    runs = load_all(options.paths, allow_mixed=options.allow_mixed, allow_gaps=options.allow_gaps)
-    comparison = compare(runs)
+    comparison = compare(load_all(options.paths, **allowed))
     contents: dict[Path, str | bytes] = {out: html.page(comparison, options.title)}
     if not options.page_only:
         contents |= _files(comparison, folder)

@@ -59,7 +59,7 @@ def check_own(paths: Iterable[Path]) -> None:
             continue
         known = records[path.parent].get(path.name)
         if known is None:
-            raise _refusal(path, "exists and was not written by this version of nextpolicy")
+            raise _refusal(path, "exists and is not on record as nextpolicy's own")
         if not path.is_file() or _digest(path.read_bytes()) not in known:
             raise _refusal(path, "has been edited since nextpolicy wrote it")
 

@@ -25,8 +25,8 @@ REST = 5  # times as long as making a page took, before the next is made: traini
 class Source:
     """The newest page of some run folders; where they cannot be reported on any more, the last one and why."""
 
-    def __init__(self, paths: Sequence[str], title: str, *, allow_mixed: bool) -> None:
-        self.paths, self.title, self.allow_mixed = paths, title, allow_mixed
+    def __init__(self, paths: Sequence[str], title: str, **allowed: bool) -> None:
+        self.paths, self.title, self.allowed = paths, title, allowed
         self.comparison: Comparison | None = None
         self.lock, self.made, self.content, self.rest_until = Lock(), "", "", 0.0
 
@@ -55,7 +55,7 @@ class Source:
             if version != self.made:
                 began, problem = time.monotonic(), ""
                 try:
-                    self.comparison = compare(load_all(self.paths, allow_mixed=self.allow_mixed))
+                    self.comparison = compare(load_all(self.paths, **self.allowed))
                 except (ValueError, OSError) as error:
                     if self.comparison is None:
                         raise
@@ -100,9 +100,9 @@ class _Handler(BaseHTTPRequestHandler):
         return
 
 
-def server(paths: Sequence[str], title: str, port: int, *, allow_mixed: bool) -> ThreadingHTTPServer:
+def server(paths: Sequence[str], title: str, port: int, **allowed: bool) -> ThreadingHTTPServer:
     """A server that is bound and ready; runs that cannot be reported on are said now."""
-    source = Source([str(Path(p)) for p in paths], title, allow_mixed=allow_mixed)
+    source = Source([str(Path(p)) for p in paths], title, **allowed)
     source.page()
     try:
         return ThreadingHTTPServer((HOST, port), partial(_Handler, source))
@@ -110,9 +110,9 @@ def server(paths: Sequence[str], title: str, port: int, *, allow_mixed: bool) ->
         raise ReportError(f"port: {port} cannot be used ({error}); takes a free one, or 0 for any") from None
 
 
-def serve(paths: Sequence[str], title: str, port: int, *, allow_mixed: bool) -> None:
+def serve(paths: Sequence[str], title: str, port: int, **allowed: bool) -> None:
     """Serve until interrupted."""
-    serving = server(paths, title, port, allow_mixed=allow_mixed)
+    serving = server(paths, title, port, **allowed)
     print(f"report: http://{HOST}:{serving.server_port}/ (ctrl-C ends it)", flush=True)
     with serving:
         serving.serve_forever()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -14,8 +15,8 @@ import numpy as np
 import pandas as pd
 
 from nextpolicy import presets, runfiles
-from nextpolicy.config import MOST_SEED, ConfigError, Member, TrainConfig, known_field, whole
-from nextpolicy.envs.build import module_of
+from nextpolicy.config import FIELDS, MOST_SEED, ConfigError, Member, TrainConfig, nearest, shown, whole
+from nextpolicy.envs.build import is_host, module_of
 from nextpolicy.nets import build as nets
 from nextpolicy.run import checkpoint, sinks
 from nextpolicy.run.folder import RunError, RunFolder, fresh_path
@@ -63,7 +64,8 @@ def train(
                `gate_params` (leaves with a leading member axis) is what its `params` will be.
     """
     for name in fields:
-        known_field(name)
+        if name not in FIELDS:
+            raise ConfigError(f"unknown field {shown(name)}{nearest(name, [*FIELDS, 'quiet', 'out', 'preset'])}")
     if (env is None) == (env_fn is None):
         raise ConfigError("env: got both it and env_fn, or neither; takes one of them")
     _check_env_fn(env_fn)
@@ -74,7 +76,7 @@ def train(
     custom = {"env": None if isinstance(env, str) else env, "env_params": env_params, "actor": actor, "critic": critic}
     custom |= {"criterion": criterion, "gate_params": gate_params, "env_fn": env_fn}
     _prepare()
-    idle = idle_cores(len(config.members()))
+    idle = "" if env_fn is not None or is_host(config.environment.env) else idle_cores(len(config.members()))
     if idle and not quiet:
         print(idle, file=sys.stderr)
     sinks.check(config)
@@ -159,9 +161,11 @@ def load(path: str | Path, *, trust: Trust = (), **custom: Any) -> Run:
 
 def check_trust(config: TrainConfig, trust: Trust) -> None:
     """Refuse an environment id that would import a module, unless the user has named that module."""
+    names = (trust,) if isinstance(trust, str) else () if isinstance(trust, bool) else trust
+    if not isinstance(names, list | tuple | set | frozenset) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"trust: expected names of modules or True, got {shown(trust)}")
     module = module_of(config.environment.env)
-    trusted = (trust,) if isinstance(trust, str) else trust
-    if module is None or trusted is True or (trusted and module in trusted):
+    if module is None or trust is True or module in names:
         return
     raise RunError(
         f"environment: {config.environment.env} imports the Python module {module}, which runs its code; "
@@ -172,9 +176,8 @@ def check_trust(config: TrainConfig, trust: Trust) -> None:
 def _is_whole(folder: RunFolder, config: TrainConfig) -> bool:
     """Whether a finished run has all its metrics and its last checkpoint."""
     rounds = config.num_rounds
+    check_config(folder)
     last = rounds in checkpoint.list_rounds(folder.checkpoints) and not checkpoint.fault(folder.checkpoints, rounds)
-    if last:
-        check_config(folder, rounds)
     return last and not runfiles.metrics_damage(folder.path, "finished", rounds)
 
 
@@ -245,8 +248,8 @@ class Run:
         damage = self._damage()
         if damage:
             raise RunError(
-                f"run: {self.path}: {damage[0]}; `nextpolicy resume {self.path}` computes them again where a "
-                "checkpoint allows, run.partial_metrics() gives the others"
+                f"run: {self.path}: {damage[0]}; `nextpolicy resume {shlex.quote(str(self.path))}` computes them again "
+                "where a checkpoint allows, run.partial_metrics() gives the others"
             )
         return runfiles.read_metrics(self.path)
 
@@ -255,6 +258,7 @@ class Run:
         return runfiles.read_metrics(self.path, without=self._damage())
 
     def _damage(self) -> list[runfiles.Damage]:
+        check_config(self._folder)
         return runfiles.metrics_damage(self.path, self.status["state"], self.config.num_rounds)
 
     def scores(self, allow_gaps: bool = False) -> pd.DataFrame:
@@ -316,6 +320,8 @@ class Run:
     ) -> Iterator[dict[str, Any]]:
         """The rows of `evaluate`, each computed when it is asked for, so that a caller may stop between members."""
         episodes = whole("episodes", episodes, 1, MOST_EPISODES)
+        if not isinstance(greedy, bool | np.bool_):
+            raise ConfigError(f"greedy: expected true or false, got {shown(greedy)}")
         environments = episodes if num_envs is None else whole("num_envs", num_envs, 1, MOST_EPISODES)
         seed = whole("seed", seed, 0, MOST_SEED)
         if episodes % environments:
@@ -357,17 +363,27 @@ class Run:
         """The agents of all members, leaves [M, ...], from the newest whole checkpoint."""
         place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), self._job.template())
+        check_config(self._folder)
+        folder = self._folder.checkpoints
         for _ in range(ATTEMPTS):
             said: list[str] = []
-            rounds = checkpoint.newest_whole(self._folder.checkpoints, self.config.num_rounds, said.append)
-            if rounds is None:
-                break
+            there = checkpoint.list_rounds(folder)
+            rounds = checkpoint.newest_whole(folder, self.config.num_rounds, said.append)
+            if rounds != self.config.num_rounds and self.status["state"] == "finished":
+                what = said[0].partition(";")[0] if said else f"checkpoint {self.config.num_rounds} is missing"
+                command = f"`nextpolicy resume {shlex.quote(str(self.path))}`"
+                raise RunError(
+                    f"run: {self.path}: {what}; {command} makes it again from an earlier one, if there is one"
+                )
             try:
-                check_config(self._folder, rounds)
-                return checkpoint.restore(self._folder.checkpoints, rounds, template).agent
-            except (OSError, ValueError) as error:
-                if rounds in checkpoint.list_rounds(self._folder.checkpoints):
-                    raise
-                said.append(str(error))  # training has replaced it meanwhile: take the newest there is now
+                if rounds is not None:
+                    agents = checkpoint.restore(folder, rounds, template).agent
+                    print(*said, sep="\n", end="\n" * bool(said), file=sys.stderr)
+                    return agents
+            except Exception as error:  # Orbax raises many kinds
+                if checkpoint.list_rounds(folder) == there:
+                    raise RunError(str(error).strip().splitlines()[0]) from error
+            if checkpoint.list_rounds(folder) == there:
+                break  # else training has replaced it meanwhile: take the newest there is now
         because = f": {said[0].splitlines()[0]}" if said else ""
         raise RunError(f"run: {self.path} has no whole checkpoint yet; resume it first{because}")

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import re
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +23,7 @@ import jax
 from nextpolicy import runfiles
 from nextpolicy.run import interrupt
 from nextpolicy.run.folder import RunError
-from nextpolicy.runfiles import manifest_path, write_json
+from nextpolicy.runfiles import manifest_path, write_manifest
 from nextpolicy.types import PyTree
 
 _LEFTOVER = re.compile(r"\d{8}(\.orbax-checkpoint-tmp.*)?")  # a checkpoint's folder, or Orbax's while it writes one
@@ -50,7 +51,7 @@ def save(folder: Path, rounds_done: int, state: PyTree, keep: int, about: Mappin
                 _read_back(place, rounds_done, state)  # no manifest before that
             if first:
                 files = {str(p.relative_to(path)): runfiles.record_file(p) for p in _files(path)}
-                write_json(
+                write_manifest(
                     manifest_path(folder, rounds_done), {"rounds_done": rounds_done, "files": files, **(about or {})}
                 )
         except (OSError, ValueError, RuntimeError) as error:
@@ -107,16 +108,22 @@ def _without_wildcards(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _quiet_threads() -> Iterator[None]:
-    """Keep Orbax's threads from printing tracebacks of an error that is raised here as well."""
-    usual, loggers = threading.excepthook, [logging.getLogger(name) for name in ("absl", "asyncio")]
+    """Keep threads of Orbax and TensorStore from printing tracebacks of an error that is raised here as well.
+
+    After an error TensorStore goes on printing that the event loop is closed: that stays silent from then on.
+    """
+    usual, usual_in_threads = sys.excepthook, threading.excepthook
+    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
     levels = [logger.level for logger in loggers]
     threading.excepthook = lambda _: None
+    sys.excepthook = lambda *error: None if "Event loop is closed" in str(error[1]) else usual(*error)
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
+        sys.excepthook = usual
     finally:
-        threading.excepthook = usual
+        threading.excepthook = usual_in_threads
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 
@@ -139,7 +146,7 @@ def newest_whole(folder: Path, at_most: int, say: Callable[[str], None]) -> int 
 
 def manifest(folder: Path, rounds: int) -> dict[str, Any]:
     """The manifest of a checkpoint; ValueError or OSError if it cannot be read."""
-    return runfiles.read_object(manifest_path(folder, rounds))
+    return runfiles.read_manifest(manifest_path(folder, rounds))
 
 
 def update_records(folder: Path, parts: Mapping[str, runfiles.FileRecord]) -> None:
@@ -148,14 +155,15 @@ def update_records(folder: Path, parts: Mapping[str, runfiles.FileRecord]) -> No
         with contextlib.suppress(ValueError):
             old = manifest(folder, rounds)
             covered = {name: r for name, r in parts.items() if int(name[14:22]) < rounds}
-            write_json(manifest_path(folder, rounds), {**old, "metrics": {**old.get("metrics", {}), **covered}})
+            metrics = {**runfiles.recorded_parts(old), **covered}
+            runfiles.write_manifest(manifest_path(folder, rounds), {**old, "metrics": metrics})
 
 
 def restore(folder: Path, rounds_done: int, template: PyTree) -> PyTree:
     """The saved state, in the structure, types and placement of `template` (arrays or ShapeDtypeStructs)."""
     path = (folder / f"{rounds_done:08d}").absolute()
     wanted = _flat(template)
-    with _checkpointer() as reader:
+    with _quiet_threads(), _checkpointer() as reader:
         saved = reader.metadata(path)
         saved = getattr(saved, "item_metadata", saved)
         saved = getattr(saved, "tree", saved)
@@ -267,13 +275,16 @@ def fault(folder: Path, rounds: int) -> str | None:
         expected = runfiles.records(manifest(folder, rounds)["files"])
     except (ValueError, KeyError, OSError):
         return "its manifest cannot be read"
+    if not expected:
+        return "its manifest names no file"
     for name, record in expected.items():
-        file = path / name
-        if not file.is_file():
+        try:
+            found = runfiles.record_file(path / name)
+        except OSError:
             return f"{name} is missing"
-        if file.stat().st_size != record.size:
-            return f"{name} has {file.stat().st_size} bytes of {record.size}"
-        if runfiles.record_file(file) != record:
+        if found.size != record.size:
+            return f"{name} has {found.size} bytes of {record.size}"
+        if found != record:
             return f"{name} has other content"
     return None
 

@@ -19,6 +19,9 @@ class UsageError(ValueError):
 class _Parser(argparse.ArgumentParser):
     """Errors as exceptions, so that there is one place that prints them."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})  # `--seed` is not `--seeds`
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
 
@@ -29,10 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["study"]:
         # Studies solve many small systems: threads inside each only wait for one another. Read when NumPy is loaded.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from nextpolicy.config import nearest
-
     arguments = _asked_for_help(arguments)
     try:
+        from nextpolicy.config import nearest
+
         if not arguments or arguments[0] in ("-h", "--help"):
             print(_overview())
             return 0
@@ -60,7 +63,7 @@ def _one_line(error: BaseException) -> str:
 
 def _asked_for_help(arguments: list[str]) -> list[str]:
     """`help` as `--help`, and `help train` as `train --help`."""
-    return [*arguments[1:], "--help"] if arguments[:1] == ["help"] else arguments
+    return [*(a for a in arguments if a != "help"), "--help"] if arguments[:1] == ["help"] else arguments
 
 
 def _known() -> str:

@@ -70,8 +70,9 @@ def run_task(task: Task, deadline: Deadline, tell: Tell) -> Outcome:
         except Exception as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             _note_failure(task, reason)
-            if attempt < ATTEMPTS:
-                tell(task, f"failed, trying once more: {reason}")
+            if attempt == ATTEMPTS or not deadline.allows_start():
+                break
+            tell(task, f"failed, trying once more: {reason}")
     return Outcome("failed", reason)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import platform
 import re
 import subprocess
@@ -67,7 +68,9 @@ class RunFolder:
 
     def lock(self) -> None:
         """Hold the folder for this process; the hold ends with the process, however it ends."""
-        handle = open(self.path / ".lock", "w")  # noqa: SIM115 - held open for as long as the run is
+        # Not through a link: the folder may be somebody else's, and the link point at a file of the user's.
+        number = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        handle = os.fdopen(number, "w")
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

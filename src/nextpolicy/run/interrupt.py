@@ -14,6 +14,7 @@ from types import FrameType
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _waiting: list[int] | None = None  # signals that came while they were deferred; None when they are not
+_came = 0  # a signal that was raised; Python drops what is raised inside callbacks of its garbage collector
 _how_to_continue = ""
 
 
@@ -32,11 +33,12 @@ def raised(how_to_continue: str) -> Iterator[None]:
     Handlers of the caller's own, and signals that are ignored (as under nohup), are left alone. Python allows
     handlers in the main thread only.
     """
-    global _how_to_continue
+    global _came, _how_to_continue
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _how_to_continue = how_to_continue
+    _came, _how_to_continue, unraisable = 0, how_to_continue, sys.unraisablehook
+    sys.unraisablehook = lambda lost: None if isinstance(lost.exc_value, Stopped) else unraisable(lost)
     usual = {s: signal.getsignal(s) for s in SIGNALS}
     ours = [s for s, handler in usual.items() if handler in (signal.SIG_DFL, signal.default_int_handler)]
     for signum in ours:
@@ -44,16 +46,24 @@ def raised(how_to_continue: str) -> Iterator[None]:
     try:
         yield
     finally:
-        _how_to_continue = ""
+        _how_to_continue, sys.unraisablehook = "", unraisable
         for signum in ours:
             signal.signal(signum, usual[signum])
 
 
 def _note(signum: int, _: FrameType | None) -> None:
+    global _came
     if _waiting is not None and not _waiting:
         _waiting.append(signum)
         return
+    _came = signum
     raise Stopped(signum=signum)
+
+
+def check() -> None:
+    """Raise again what was raised and lost."""
+    if _came:
+        raise Stopped(signum=_came)
 
 
 @contextlib.contextmanager

@@ -51,9 +51,9 @@ class Policy:
         """The action, or a batch of them, as NumPy; a single discrete one is a NumPy integer."""
         if isinstance(obs, jax.core.Tracer):
             raise TypeError("obs: expected NumPy's numbers, got a traced array; inside jit and vmap call policy.apply")
-        obs = np.asarray(obs)
-        if obs.dtype.kind not in "biuf":
-            raise ValueError(f"obs: expected {self._one()} of numbers, got {type(obs.ravel().tolist()[0]).__name__}")
+        if key is not None and not isinstance(key, jax.Array):
+            raise ValueError(f"key: expected jax.random.key(...), got {key!r}")
+        obs = self._numbers(obs)
         self._check_states(obs)
         obs = plain(obs)
         lead = self._lead(obs)
@@ -78,6 +78,18 @@ class Policy:
             rows = self._arrange(rows)
         dist = self._networks.policy(snapshot)(rows)
         return dist.mode() if key is None else dist.sample(key)
+
+    def _numbers(self, obs: Any) -> np.ndarray:
+        """What was given as an array of numbers, with at least one observation in it."""
+        try:
+            array = np.asarray(obs)
+        except ValueError:  # things of different shapes, such as what `env.reset()` gives
+            hint = "; write `obs, info = env.reset()`" if isinstance(obs, tuple) else ""
+            raise ValueError(f"obs: expected {self._one()}, got a {type(obs).__name__} of {len(obs)}{hint}") from None
+        if not array.size or array.dtype.kind not in "biuf":
+            got = type(array.ravel().tolist()[0]).__name__ if array.size else f"an array of shape {array.shape}"
+            raise ValueError(f"obs: expected {self._one()} of numbers, got {got}")
+        return array.astype(np.int32) if array.dtype.kind == "b" and self._states is not None else array
 
     def _numbered(self, obs: Any) -> bool:
         """Whether these are numbers of states; whole numbers of three axes are an image."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -71,25 +72,39 @@ def _newest(job: Job, program: Program, folder: RunFolder, at_most: int, say: Sa
 
 
 def _newest_whole(folder: RunFolder, at_most: int, say: Say) -> int:
+    """Rounds of the newest whole checkpoint, 0 for a start from the beginning; damaged ones are set aside."""
+    check_config(folder)
     there = checkpoint.list_rounds(folder.checkpoints)
     rounds = checkpoint.newest_whole(folder.checkpoints, at_most, say) or 0
-    if rounds:
-        check_config(folder, rounds)
-    elif folder.status().get("state") == "finished":
+    damaged = [r for r in there if r > rounds and checkpoint.fault(folder.checkpoints, r)]
+    if not rounds and there:
+        _check_fresh_start(folder, at_most, sorted(set(there) - set(damaged)))
+        aside = checkpoint.unused_name(folder.path / "metrics.old")
+        folder.metrics.rename(aside)
+        folder.metrics.mkdir()
+        say(f"no whole checkpoint is left; starting again from round 0, metrics so far are kept in {aside.name}")
+    for each in damaged:
+        checkpoint.set_aside(folder.checkpoints, each)
+    return rounds
+
+
+def _check_fresh_start(folder: RunFolder, at_most: int, whole: list[int]) -> None:
+    """Refuse to train from the beginning what is finished, or what has checkpoints past its last round."""
+    if folder.status().get("state") == "finished":
         raise RunError(
             f"run: {folder.path} is finished but has no whole checkpoint, so nothing can be computed again; "
             "train again with another --out"
         )
-    elif there or metrics.end(folder.metrics):
-        say("no whole checkpoint is left; starting again from round 0")
-    for damaged in (r for r in there if r > rounds and checkpoint.fault(folder.checkpoints, r)):
-        checkpoint.set_aside(folder.checkpoints, damaged)
-    return rounds
+    if whole and at_most == folder.config().num_rounds:
+        raise RunError(
+            f"run: {folder.path} has a checkpoint of round {whole[-1]}, but config.json asks for {at_most} rounds; "
+            "put its total_env_steps back"
+        )
 
 
-def check_config(folder: RunFolder, rounds: int) -> None:
-    """Refuse a configuration that is not the one the checkpoint was trained with."""
-    changed = runfiles.changed_setting(folder.raw_config(), checkpoint.manifest(folder.checkpoints, rounds))
+def check_config(folder: RunFolder) -> None:
+    """Refuse a configuration that is not the one the newest checkpoint was trained with."""
+    changed = runfiles.changed_setting(folder.raw_config(), runfiles.newest_manifest(folder.checkpoints)[1])
     if changed:
         raise RunError(f"run: {folder.path} was changed: {changed}; put it back, or train anew with another --out")
 
@@ -110,7 +125,7 @@ def _compute_again(
         return
     start = max((r for r in usable if r <= gap.first), default=0)
     if not start and gap.first and not recompute:
-        command = f"`nextpolicy resume {folder.path} --recompute-metrics`"
+        command = f"`nextpolicy resume {shlex.quote(str(folder.path))} --recompute-metrics`"
         say(f"{gap}; no checkpoint is left before them, {command} computes them again from round 0")
         return
     say(f"{gap}; computing them again from round {start}")

@@ -22,7 +22,7 @@ from nextpolicy.nets import build as nets
 from nextpolicy.nets import check
 from nextpolicy.run import checkpoint, interrupt, metrics, progress, sinks, traced
 from nextpolicy.run.block import Block, TrainingError, check_finite, run_block
-from nextpolicy.run.folder import RunFolder
+from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.processes import agreed
 from nextpolicy.run.restart import starting_point
 from nextpolicy.runfiles import FileRecord
@@ -162,7 +162,7 @@ def run_job(
     `stop` is asked after every block that is safely on disk; once it says yes the run ends there, to be resumed later.
     A resumed run goes on from round `at_most` at the latest.
     """
-    how_to_continue = f"`nextpolicy resume {shlex.quote(str(folder.path))}` continues it"
+    how_to_continue = _how_to_continue(job, folder, recompute_metrics)
     try:
         with interrupt.raised(how_to_continue):
             _train(job, folder, resume, quiet, on_block, stop, at_most, recompute_metrics)
@@ -173,11 +173,25 @@ def run_job(
         where = f"training stopped at round {saved} of {job.config.num_rounds}"
         raise interrupt.Stopped(f"{where}; {how_to_continue}", signum) from None
     except Exception as error:
+        if isinstance(error, RunError) and not isinstance(error, checkpoint.CheckpointError):
+            raise  # the folder was refused, and stays as it was
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         _status(folder, "failed", _saved(folder), job.config, reason=reason)
         if isinstance(error, OSError | checkpoint.CheckpointError):
             raise TrainingError(f"{reason}; once that is mended, {how_to_continue}") from error
         raise
+
+
+def _how_to_continue(job: Job, folder: RunFolder, recompute_metrics: bool) -> str:
+    """The command, or the call where objects of the caller's must be given again."""
+    own = folder.raw_config().get("custom", []) if jax.process_index() == 0 else []
+    if own:
+        again = "".join(f", {name}=..." for name in own)
+        return f"`nextpolicy.resume({str(folder.path)!r}{again})` continues it"
+    module = envs.module_of(job.config.environment.env)
+    trust = f" --trust-module {shlex.quote(module)}" if module else ""
+    recompute = " --recompute-metrics" if recompute_metrics else ""
+    return f"`nextpolicy resume {shlex.quote(str(folder.path))}{trust}{recompute}` continues it"
 
 
 def _train(
@@ -208,6 +222,7 @@ def _train(
             state = program.init(job.seeds)
         _status(folder, "running", done, config)
         for block in _blocks(job, program, state, done, folder, records):
+            interrupt.check()
             done = block.first + block.rounds
             if on_block is not None:
                 on_block(block.first, block.metrics, block.observed)
