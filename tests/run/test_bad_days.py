@@ -275,11 +275,11 @@ def test_fewer_rounds_than_are_done_are_refused(run: Path) -> None:
     RunFolder(run).set_status("stopped", rounds_done=10)
     change_json(run / "config.json", total_env_steps=96)
     before = contents(run)
-    with pytest.raises(RunError, match="total_env_steps is 96 in config.json and 320 in the checkpoint"):
+    with pytest.raises(RunError, match=r"total_env_steps is 96 in config\.json and 320 in the checkpoint"):
         nextpolicy.resume(run, quiet=True)
     assert contents(run) == before
     forget_records(run)
-    with pytest.raises(RunError, match="has a checkpoint of round 10, but config.json asks for 3 rounds"):
+    with pytest.raises(RunError, match=r"has a checkpoint of round 10, but config\.json asks for 3 rounds"):
         nextpolicy.resume(run, quiet=True)
     assert part(run, 9).exists()
 

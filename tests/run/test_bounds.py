@@ -320,9 +320,7 @@ def test_help_is_a_command(capsys: pytest.CaptureFixture) -> None:
         ("minatar", {"rollout_length": 100}, 800),
     ],
 )
-def test_a_batch_that_the_size_does_not_divide_keeps_the_number_of_minibatches(
-    preset: str, fields: dict[str, Any], size: int
-) -> None:
+def test_where_the_size_does_not_divide_minibatches_are_as_many(preset: str, fields: dict[str, Any], size: int) -> None:
     assert presets.build("probe/action", preset=preset, **fields).ppo.minibatch_size == size
 
 

@@ -294,10 +294,8 @@ def test_a_checkpoint_of_another_program_is_refused(interrupted: Path, tmp_path:
     shutil.copytree(interrupted, tmp_path / "run")
     config = tmp_path / "run" / "config.json"
     config.write_text(config.read_text().replace('"layer_norm": true', '"layer_norm": false'))
-    for manifest in (tmp_path / "run" / "checkpoints").glob("*.json"):
-        runfiles.write_json(
-            manifest, {k: v for k, v in json.loads(manifest.read_text()).items() if k not in ("config", "digest")}
-        )
+    for path in (tmp_path / "run" / "checkpoints").glob("*.json"):
+        runfiles.write_json(path, {"files": json.loads(path.read_text())["files"]})
     with pytest.raises(RunError, match="its state differs from this program's at"):
         nextpolicy.resume(tmp_path / "run", quiet=True)
 

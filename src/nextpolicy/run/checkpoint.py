@@ -8,10 +8,10 @@ never loaded. Only arrays are read: loading executes no code.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import re
 import shutil
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -45,6 +45,7 @@ def save(folder: Path, rounds_done: int, state: PyTree, keep: int, about: Mappin
         _remove(path)  # an earlier save of this round that a kill cut short
     with interrupt.deferred():
         try:
+            _check_room(folder, state)
             with _without_wildcards(path.parent) as place, _quiet_threads():
                 with _checkpointer() as writer:
                     writer.save(place / path.name, _flat(state))
@@ -67,6 +68,17 @@ def save(folder: Path, rounds_done: int, state: PyTree, keep: int, about: Mappin
     if first:
         for old in list_rounds(folder)[:-keep]:
             _remove(folder / f"{old:08d}")
+
+
+def _check_room(folder: Path, state: PyTree) -> None:
+    """Raise before Orbax begins what the disk cannot hold: its threads fail one by one, and not quietly.
+
+    It writes arrays twice, for each process and then merged, and some forty small files.
+    """
+    needed = 3 * sum(x.nbytes for x in jax.tree.leaves(state)) + (256 << 10)
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(errno.ENOSPC, f"no space left: expected {needed / 1e6:.1f} MB free, got {free / 1e6:.1f} MB")
 
 
 def _is_no_forgotten_future(record: logging.LogRecord) -> bool:
@@ -108,22 +120,16 @@ def _without_wildcards(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _quiet_threads() -> Iterator[None]:
-    """Keep threads of Orbax and TensorStore from printing tracebacks of an error that is raised here as well.
-
-    After an error TensorStore goes on printing that the event loop is closed: that stays silent from then on.
-    """
-    usual, usual_in_threads = sys.excepthook, threading.excepthook
-    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    """Keep Orbax's threads from printing tracebacks of an error that is raised here as well."""
+    usual, loggers = threading.excepthook, [logging.getLogger(name) for name in ("absl", "asyncio")]
     levels = [logger.level for logger in loggers]
     threading.excepthook = lambda _: None
-    sys.excepthook = lambda *error: None if "Event loop is closed" in str(error[1]) else usual(*error)
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
-        sys.excepthook = usual
     finally:
-        threading.excepthook = usual_in_threads
+        threading.excepthook = usual
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 
