@@ -200,6 +200,18 @@ TRANSFORM = "wrap it in gymnasium.wrappers.TransformAction"
         (spaces.MultiDiscrete([2, 2]), spaces.Discrete(2), f"{BOX_OR_DISCRETE} MultiDiscrete; {FLATTEN}"),
         (spaces.MultiBinary(3), spaces.Discrete(2), f"{BOX_OR_DISCRETE} MultiBinary; {FLATTEN}"),
         (spaces.Sequence(spaces.Discrete(2)), spaces.Discrete(2), f"{BOX_OR_DISCRETE} Sequence; make them a Box in"),
+        (
+            spaces.Discrete(10**9),
+            spaces.Discrete(2),
+            r"expected observations of Discrete\(n\) with n at most 1000000, got",
+        ),
+        (spaces.Box(0, 1, (0,)), spaces.Discrete(2), "expected observations of one number or more, got a Box of shape"),
+        (None, spaces.Discrete(2), "expected an observation space, got none; set self.observation_space"),
+        (
+            spaces.Box(0, 1, (2,)),
+            spaces.Discrete(10**9),
+            r"expected actions of Discrete\(n\) with n at most 1000000, got",
+        ),
         (spaces.Box(0, 1, (2,)), spaces.MultiDiscrete([2, 2]), f"{REAL_OR_DISCRETE} MultiDiscrete; {TRANSFORM}"),
         (spaces.Box(0, 1, (2,)), spaces.MultiBinary(2), f"{REAL_OR_DISCRETE} MultiBinary; {TRANSFORM}"),
         (spaces.Box(0, 1, (2,)), spaces.Dict({}), f"{REAL_OR_DISCRETE} Dict; {TRANSFORM}"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from nextpolicy.report import files
+from nextpolicy.report import files, palette
 from nextpolicy.run import cli
 
 from .synthetic import write_run
@@ -178,3 +178,43 @@ def test_what_a_status_says_is_drawn_as_it_is(tmp_path):
     (tmp_path / "runs" / "a" / "status.json").write_text(json.dumps({"state": "$x_$"}))
     assert report(tmp_path / "runs", "--out", tmp_path / "report.html") == 0
     assert ">$x_$, 20 of 20 rounds<" in (tmp_path / "report-files" / "brax-learning-curves.svg").read_text()
+
+
+def test_files_are_written_all_or_none(tmp_path):
+    """One of two belongs to the user, or is a link to nowhere: the other is not written either."""
+    ours, theirs = tmp_path / "a.md", tmp_path / "b.md"
+    theirs.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="is not on record"):
+        files.write_own({ours: "new", theirs: "new"})
+    assert not ours.exists()
+    assert theirs.is_symlink()
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+def test_old_and_new_content_are_both_ours_after_a_cut(tmp_path, monkeypatch, cut):
+    """The second report dies before its first or its second file: what is on disk is of either report."""
+    paths = [tmp_path / "a.md", tmp_path / "b.md"]
+    files.write_own(dict.fromkeys(paths, "old"))
+    write, calls = files.write, []
+
+    def dying(path, content):
+        calls.append(path)
+        if [p for p in calls if p in paths][cut - 1 :]:
+            raise KeyboardInterrupt
+        write(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write", dying)
+        with pytest.raises(KeyboardInterrupt):
+            files.write_own(dict.fromkeys(paths, "new"))
+    assert [p.read_text() for p in paths] == ["new"] * (cut - 1) + ["old"] * (3 - cut)
+    files.write_own(dict.fromkeys(paths, "newer"))
+    assert [p.read_text() for p in paths] == ["newer"] * 2
+
+
+def test_colours_come_round_again_once_all_are_taken():
+    names = [f"mine-{i}" for i in range(len(palette.COLOURS))]
+    places = [palette.slot(name, ["ppo", *names]) for name in names]
+    assert places == list(range(len(palette.FIXED), len(palette.FIXED) + len(names)))
+    assert [palette.is_second(p) for p in places] == [p >= len(palette.COLOURS) for p in places]
+    assert palette.is_second(len(palette.COLOURS))

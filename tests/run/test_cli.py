@@ -59,6 +59,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["train", "four-rooms", "--learning-rat", "1"], ["--learning-rat", "'--learning-rate'"]),
     (["train", "four-rooms", "--num_envs", "4"], ["--num_envs", "'--num-envs'"]),
     (["train", "four-rooms", "stray"], ["unknown argument 'stray'"]),
+    (["suite", "run", "smoke", "--seed", "3"], ["unknown option '--seed'", "'--seeds'"]),
     (["train", "four-rooms", "--learning-rate", "fast"], ["learning_rate: got 'fast', takes a number"]),
     (["train", "four-rooms", "--num-envs", "2.5"], ["num_envs: got '2.5', takes a whole number"]),
     (["train", "four-rooms", "--num-envs", "inf"], ["num_envs: got 'inf', takes a whole number"]),

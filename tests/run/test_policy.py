@@ -213,3 +213,27 @@ def test_discrete_actions_start_where_the_space_does() -> None:
     """By hand: what a policy calls action 0 is the environment's first."""
     actions = own_actions(Discrete(3, start=5, dtype=np.uint8), np.asarray([0, 2], np.int32))
     assert (actions.tolist(), actions.dtype) == ([5, 7], np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("space", "given", "message"),
+    [
+        (VECTOR, (np.zeros(3), {}), r"obs: expected shape \(3,\), got a tuple of 2; write `obs, info = env.reset\(\)`"),
+        (VECTOR, [[0.0], [0.0, 1.0]], r"obs: expected shape \(3,\), got a list of 2$"),
+        (VECTOR, np.zeros((0, 3)), r"obs: expected shape \(3,\) of numbers, got an array of shape \(0, 3\)"),
+        (VECTOR, np.zeros(3, object), r"obs: expected shape \(3,\) of numbers, got int"),
+        (spaces.Discrete(5, start=2), True, r"obs: expected a whole number from 2 to 6, .* got 1$"),
+    ],
+)
+def test_what_is_no_observation_is_one_line(space: Any, given: Any, message: str) -> None:
+    _, policy = of_spaces(space, CHOICE)
+    with pytest.raises(ValueError, match=message) as caught:
+        policy(given)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", [0, "x"])
+def test_what_is_no_key_is_one_line(key: Any) -> None:
+    _, policy = of_spaces(VECTOR, CHOICE)
+    with pytest.raises(ValueError, match=r"^key: expected jax\.random\.key\(\.\.\.\), got"):
+        policy(np.zeros(3, np.float32), key)
