@@ -61,7 +61,7 @@ def no_work() -> Iterator[None]:
         (bench, "_prepared"),
         (four_rooms_study, "run"),
         (theory, "run"),
-        (command, "write"),
+        (command, "write_own"),
         (watch.ThreadingHTTPServer, "serve_forever"),
         (jax.distributed, "initialize"),
     ]

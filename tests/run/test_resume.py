@@ -273,14 +273,14 @@ def test_old_checkpoints_are_dropped(uninterrupted: nextpolicy.Run) -> None:
 def test_ctrl_c_during_a_save_comes_after_it_and_a_second_one_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, presses: int
 ) -> None:
-    write, handler = checkpoint.write_json, signal.signal(signal.SIGINT, signal.default_int_handler)
+    write, handler = checkpoint.write_manifest, signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def pressed(*args: Any) -> None:
         for _ in range(presses):
             signal.raise_signal(signal.SIGINT)
         write(*args)
 
-    monkeypatch.setattr(checkpoint, "write_json", pressed)
+    monkeypatch.setattr(checkpoint, "write_manifest", pressed)
     try:
         with pytest.raises(KeyboardInterrupt), interrupt.raised(""):
             checkpoint.save(tmp_path, 3, {"x": np.arange(2)}, keep=1)

@@ -236,10 +236,10 @@ def test_training_is_the_same_bit_for_bit(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_only_what_a_configuration_says_in_full_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = presets.build("four-rooms", **{**SMALL, "hidden": (8,)})
+    config = presets.build("probe/action-observation", **{**SMALL, "hidden": (8,)})
     assert make_job(config).by_name
     assert not make_job(config, observer=lambda setup, state: state.agent.round).by_name
-    assert not make_job(config, actor=heads.CategoricalHead(4)).by_name
+    assert not make_job(config, actor=heads.CategoricalHead(2)).by_name
     assert not make_job(config, critic=heads.ValueHead()).by_name
     assert not make_job(config, criterion=gate).by_name
     assert not make_job(config, gate_params=make_job(config).hypers.gate).by_name
