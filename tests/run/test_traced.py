@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -239,7 +240,7 @@ def test_only_what_a_configuration_says_in_full_is_kept(tmp_path: Path, monkeypa
     config = presets.build("probe/action-observation", **{**SMALL, "hidden": (8,)})
     assert make_job(config).by_name
     assert not make_job(config, observer=lambda setup, state: state.agent.round).by_name
-    assert not make_job(config, actor=heads.CategoricalHead(2)).by_name
+    assert not make_job(config, actor=nn.Dense(2)).by_name
     assert not make_job(config, critic=heads.ValueHead()).by_name
     assert not make_job(config, criterion=gate).by_name
     assert not make_job(config, gate_params=make_job(config).hypers.gate).by_name
