@@ -168,6 +168,12 @@ def parts(folder: Path) -> list[tuple[int, int, Path]]:
     return sorted((int(m[1]), int(m[2]), p) for m, p in found if m)
 
 
+def end(folder: Path) -> int:
+    """Rounds covered by the parts on disk."""
+    found = parts(folder)
+    return found[-1][1] + 1 if found else 0
+
+
 def part_name(first: int, last: int) -> str:
     return f"part-{first:08d}-{last:08d}.parquet"
 
@@ -218,9 +224,11 @@ def _fault(path: Path, first: int, last: int, record: FileRecord | None) -> str 
 
 def expected_rounds(run: Path, state: str, rounds: int) -> int:
     """Rounds whose metrics must be there: all of them in a finished run, else those up to the newest checkpoint."""
-    written = parts(run / "metrics")
-    end = written[-1][1] + 1 if written else 0
-    return rounds if state == "finished" else max(end, min(newest_manifest(run / "checkpoints")[0], rounds))
+    return (
+        rounds
+        if state == "finished"
+        else max(end(run / "metrics"), min(newest_manifest(run / "checkpoints")[0], rounds))
+    )
 
 
 def metrics_damage(run: Path, state: str, rounds: int) -> list[Damage]:

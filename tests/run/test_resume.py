@@ -70,7 +70,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         killed_in(out, patch, metrics, "write_part", 7)
     assert checkpoint.list_rounds(out / "checkpoints") == [5, 6]
-    assert metrics.end(out / "metrics") == 6
+    assert runfiles.end(out / "metrics") == 6
     return out
 
 
@@ -239,7 +239,7 @@ def test_metrics_past_the_checkpoint_are_not_there_twice(tmp_path: Path, monkeyp
     """Rounds 4 to 7 have metrics and no checkpoint; done again, in blocks of another length, they are there once."""
     run = tmp_path / "run"
     killed_in(run, monkeypatch, metrics, "write_part", 2, after=True, block_rounds=4)
-    assert metrics.end(run / "metrics") == 8
+    assert runfiles.end(run / "metrics") == 8
     config = run / "config.json"
     config.write_text(config.read_text().replace('"block_rounds": 4', '"block_rounds": 3'))
     table = nextpolicy.resume(run, quiet=True).metrics

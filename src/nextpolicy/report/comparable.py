@@ -12,16 +12,10 @@ from pathlib import Path
 
 from nextpolicy.config import Member
 from nextpolicy.report.runs import ReportError, Run, find, load
+from nextpolicy.runfiles import OPERATIONAL_FIELDS
 
 # What may differ between runs that are compared: what is varied on purpose, and what leaves the numbers alone.
-FREE_FIELDS = {"env", "env_options", "seeds", "algo", "sweep"} | {
-    "population",
-    "devices",
-    "block_rounds",
-    "tensorboard",
-    "wandb",
-    "keep_checkpoints",
-}
+FREE_FIELDS = {"env", "env_options", "seeds", "algo", "sweep"} | OPERATIONAL_FIELDS
 
 
 def load_all(paths: Sequence[str | Path], *, allow_mixed: bool = False, allow_gaps: bool = False) -> list[Run]:

@@ -47,12 +47,6 @@ def write_part(folder: Path, frame: pd.DataFrame) -> dict[str, FileRecord]:
     return {name: record_of(buffer.getvalue())}
 
 
-def end(folder: Path) -> int:
-    """Rounds covered by the parts on disk."""
-    found = parts(folder)
-    return found[-1][1] + 1 if found else 0
-
-
 def trim(folder: Path, rounds_done: int) -> None:
     """Delete parts past a checkpoint, so that what is done again is not there twice; a part across it is cut."""
     for unfinished in folder.glob(".part-*.tmp"):
