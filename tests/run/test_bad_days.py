@@ -24,6 +24,7 @@ import nextpolicy
 from nextpolicy import presets, runfiles
 from nextpolicy.run import checkpoint, cli, interrupt, training
 from nextpolicy.run.block import TrainingError
+from nextpolicy.run.deadline import Deadline
 from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.training import make_job, run_job
 
@@ -520,8 +521,9 @@ def test_a_second_ctrl_c_shows_no_traceback(tmp_path: Path) -> None:
         finally:
             process.kill()
     assert process.returncode in (130, -signal.SIGINT)
-    assert said.splitlines()[-1].endswith(f"`nextpolicy resume {out}` continues it")
-    assert len(said.splitlines()) == 1
+    lines = said.splitlines()  # one, or two where the first signal's own line was out already
+    assert lines
+    assert all(line.endswith(f"`nextpolicy resume {out}` continues it") for line in lines)
 
 
 def _wait(condition: Callable[[], bool], seconds: float = 200) -> None:
@@ -564,8 +566,9 @@ def test_a_suite_from_a_file_imports_no_module_unasked(
     (tmp_path / "theirs.py").write_text(STRANGER)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "s.toml").write_text('environments = ["gym/theirs:CartPole-v1"]\nalgo = "ppo"\n')
-    command = ["suite", "run", str(tmp_path / "s.toml"), "--out", str(tmp_path / "out"), "--budget", "0.001s"]
+    command = ["suite", "run", str(tmp_path / "s.toml"), "--out", str(tmp_path / "out"), "--budget", "1s"]
+    monkeypatch.setattr(Deadline, "allows_start", lambda _: False)  # no time to begin anything
     assert cli.main(command) == 2
     assert "imports the Python module theirs" in capsys.readouterr().err
-    assert cli.main([*command, "--trust-module", "theirs"]) == 0  # no time to begin anything
+    assert cli.main([*command, "--trust-module", "theirs"]) == 0
     assert not (tmp_path / "it-ran").exists()

@@ -45,8 +45,9 @@ def raised(how_to_continue: str) -> Iterator[None]:
         signal.signal(signum, _note)
     try:
         yield
+        _how_to_continue = ""  # after `Stopped` the line stays: a second signal may come while the process ends
     finally:
-        _how_to_continue, sys.unraisablehook = "", unraisable
+        sys.unraisablehook = unraisable
         for signum in ours:
             signal.signal(signum, usual[signum])
 
