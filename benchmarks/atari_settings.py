@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nextpolicy import presets
+from nextpolicy.config import presets
 from nextpolicy.config import TrainConfig
 
 # The paper's settings are for 5e7 steps. A run of minutes has a fiftieth of that: the settings with which PPO is

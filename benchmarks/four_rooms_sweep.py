@@ -23,7 +23,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # members are solved side by
 import jax
 import numpy as np
 
-from nextpolicy import presets
+from nextpolicy.config import presets
 from nextpolicy.config import TrainConfig
 from nextpolicy.envs import build as envs
 from nextpolicy.nets import build as nets

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from scipy.stats import t
 
-from nextpolicy import presets
+from nextpolicy.config import presets
 from nextpolicy.run.training import make_job
 
 POINTS = 50  # of each curve that is kept

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nextpolicy import presets
+from nextpolicy.config import presets
 from nextpolicy.bench import peers, process
 from nextpolicy.bench.measure import take
 from nextpolicy.config import ConfigError

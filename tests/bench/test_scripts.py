@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from nextpolicy import presets
+from nextpolicy.config import presets
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 TINY = ["num_envs=4", "rollout_length=8", "minibatch_size=16", "hidden=8"]

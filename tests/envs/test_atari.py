@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from ale_py import roms
 
-from nextpolicy import presets
+from nextpolicy.config import presets
 from nextpolicy.envs import atari, build
 from nextpolicy.envs.base import Discrete, HostEnvError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from nextpolicy import presets
+from nextpolicy.config import presets
 
 ALGOS = ("ppo", "sv-static", "sv-dynamic")
 

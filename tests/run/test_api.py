@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 import nextpolicy
-from nextpolicy import presets
+from nextpolicy.config import presets
 from nextpolicy.config import FIELDS, ConfigError, TrainConfig
 from nextpolicy.core.gate import GateStats
 from nextpolicy.envs import build as envs

@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 
 import nextpolicy
-from nextpolicy import presets, runfiles
+from nextpolicy import runfiles
+from nextpolicy.config import presets
 from nextpolicy.run import checkpoint, cli, interrupt, training
 from nextpolicy.run.block import TrainingError
 from nextpolicy.run.deadline import Deadline

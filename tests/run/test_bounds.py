@@ -13,7 +13,8 @@ import pytest
 
 import nextpolicy
 from nextpolicy import config as configuration
-from nextpolicy import presets, runfiles
+from nextpolicy import runfiles
+from nextpolicy.config import presets
 from nextpolicy.config import FIELDS, ConfigError, NetConfig, PPOConfig, RunConfig, TrainConfig
 from nextpolicy.report import runs as report
 from nextpolicy.run import api, cli, metrics, suite, training

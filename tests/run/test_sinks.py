@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nextpolicy import presets
+from nextpolicy.config import presets
 from nextpolicy.config import ConfigError, Member, TrainConfig
 from nextpolicy.run import metrics, sinks
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from gymnax.environments.classic_control.cartpole import CartPole
 
-from nextpolicy import presets
+from nextpolicy.config import presets
 from nextpolicy.config import TrainConfig
 from nextpolicy.core import gate, losses, minibatch
 from nextpolicy.nets import build, heads, torsos

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from nextpolicy import presets
+from nextpolicy.config import presets
 from nextpolicy.bench.contenders import Contender
 from nextpolicy.config import ConfigError, TrainConfig
 from nextpolicy.envs.brax import make

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nextpolicy import presets
+from nextpolicy.config import presets
 from nextpolicy.config import ConfigError
 from nextpolicy.run.training import make_job
 from nextpolicy.train.rollout import random_actions, shape_action

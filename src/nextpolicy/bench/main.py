@@ -16,14 +16,14 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from nextpolicy import presets
+from nextpolicy.config import presets
 from nextpolicy.bench import brax_peer, contenders, peers, process
 from nextpolicy.bench.contenders import Contender
 from nextpolicy.bench.measure import lengths as lengths
 from nextpolicy.bench.measure import measure as measure
 from nextpolicy.bench.measure import table as table
 from nextpolicy.bench.measure import until_return, until_table
-from nextpolicy.config import FIELDS, MOST_MEMBERS, ConfigError, nearest, shown, whole
+from nextpolicy.config import FIELDS, MAX_MEMBERS, ConfigError, nearest, shown, whole
 from nextpolicy.run.folder import describe_machine
 from nextpolicy.runfiles import write_json
 
@@ -120,8 +120,8 @@ def _counts(name: str, text: str) -> list[int]:
         counts = [int(part) for part in text.split(",")]
     except ValueError:
         counts = [0]
-    if min(counts) < 1 or (name == "members" and max(counts) > MOST_MEMBERS):
-        most = f" and at most {MOST_MEMBERS}" if name == "members" else ""
+    if min(counts) < 1 or (name == "members" and max(counts) > MAX_MEMBERS):
+        most = f" and at most {MAX_MEMBERS}" if name == "members" else ""
         raise ConfigError(f"{name}: got {shown(text)}, takes whole numbers of at least 1{most}, separated by commas")
     return counts
 

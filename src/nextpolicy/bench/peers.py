@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nextpolicy import presets
+from nextpolicy.config import presets
 from nextpolicy.bench.contenders import Contender, Reached, program_memory, reached, timed
 from nextpolicy.config import ConfigError, TrainConfig
 from nextpolicy.envs.brax import backends_of, import_brax

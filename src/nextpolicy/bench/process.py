@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from nextpolicy import presets
+from nextpolicy.config import presets
 from nextpolicy.bench.contenders import Contender, Reached, Timing
 from nextpolicy.bench.peers import brax_backend, check_env_options
 from nextpolicy.config import ConfigError

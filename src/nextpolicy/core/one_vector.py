@@ -23,7 +23,7 @@ class Form(NamedTuple):
     unpack: Callable[[PyTree], PyTree]
 
 
-def as_it_is() -> Form:
+def identity() -> Form:
     """No change."""
     return Form(lambda tree: tree, lambda tree: tree)
 

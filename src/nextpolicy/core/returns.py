@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from nextpolicy.core import check
 from nextpolicy.types import Array
 
-ADVANTAGE_KINDS = ("printed", "next", "vtrace")
+ADVANTAGE_KINDS = ("paper", "retrace", "vtrace")
 
 
 def gae(reward: Array, discount: Array, cut: Array, value: Array, next_value: Array, *, lam: float | Array) -> Array:
@@ -69,17 +69,17 @@ def retrace_gae(
     next_value: Array,
     *,
     lam: float | Array,
-    kind: str = "printed",
+    kind: str = "paper",
     rho_max: float | Array = jnp.inf,
 ) -> Array:
     """Advantages of the target policy with traces cut as in Retrace, c_t = min(lam, ratio_t):
 
-    `printed`  A_t = delta_t + discount_t c_t     (1 - cut_t) A_{t+1}    as the paper prints it
-    `next`     A_t = delta_t + discount_t c_{t+1} (1 - cut_t) A_{t+1}    Retrace's traces; the last one is 0
+    `paper`    A_t = delta_t + discount_t c_t     (1 - cut_t) A_{t+1}    the paper's equation
+    `retrace`  A_t = delta_t + discount_t c_{t+1} (1 - cut_t) A_{t+1}    Retrace's traces; the last one is 0
     `vtrace`   A_t = delta_t + discount_t lam     (1 - cut_t) (y_{t+1} - value_{t+1})    y from `vtrace`, rho_max
 
-    With ratio == 1 all three are GAE(lam). Off-policy, `printed` cuts the trace by the ratio of the very action it
-    judges. `next` does not, but its errors are of state values where Retrace's are of action values: under traces
+    With ratio == 1 all three are GAE(lam). Off-policy, `paper` cuts the trace by the ratio of the very action it
+    judges. `retrace` does not, but its errors are of state values where Retrace's are of action values: under traces
     cut at 1 they do not average to zero, so both are biased even with an exact critic. `rho_max` matters to
     `vtrace` alone.
     """
@@ -90,9 +90,9 @@ def retrace_gae(
     delta, keep = _errors(reward, discount, cut, value, next_value)
     ratio = jax.lax.stop_gradient(jnp.asarray(ratio)).astype(delta.dtype)
     trace = jnp.minimum(lam, ratio)
-    if kind == "printed":
+    if kind == "paper":
         return _backwards(delta, discount * keep * trace)
-    if kind == "next":
+    if kind == "retrace":
         return _backwards(delta, discount * keep * _following(trace))
     excess = _backwards(jnp.clip(ratio, 0.0, rho_max) * delta, discount * keep * trace)
     reach = jax.lax.stop_gradient(discount * keep * lam).astype(delta.dtype)

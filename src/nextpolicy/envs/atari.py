@@ -15,9 +15,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from nextpolicy.envs.base import Discrete, EnvSpec, HostStep, check_options, own_actions, take_option
+from nextpolicy.envs.base import Discrete, EnvSpec, check_options, own_actions, take_option
 from nextpolicy.envs.driver import SECONDS_PER_ENV, Driver, check_timeout, drive
-from nextpolicy.types import Array
+from nextpolicy.types import Array, Step
 
 # The 16 games of the paper's main table.
 PAPER_GAMES = (
@@ -170,14 +170,14 @@ class AtariPool:
             emulator.send(action)
         self._thread.submit(lambda: [emulator.recv() for emulator in emulators])
 
-    def recv(self) -> HostStep:
+    def recv(self) -> Step[np.ndarray]:
         (obs, score, game_over, timed_out, info), *screen = self._thread.wait("step")
         self._draw(screen)
         valid = ~self._over  # the step after the end of a game only starts the next one
         lost_life = (info["lives"] < self._lives) & valid
         terminated = game_over | (lost_life if self._episodic_life else False)
         score = score.astype(np.float32)
-        step = HostStep(
+        step = Step(
             obs=obs,
             reward=np.sign(score) if self._clip else score,
             terminated=terminated,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nextpolicy.types import Array, EnvStep, PyTree
+from nextpolicy.types import Array, PyTree, Step
 
 
 @dataclass(frozen=True)
@@ -93,29 +93,9 @@ class DeviceEnv(Protocol):
         """State (leaves [N, ...]) and first observations [N, ...]."""
         ...
 
-    def step(self, key: Array, state: PyTree, action: Array) -> tuple[PyTree, EnvStep]:
+    def step(self, key: Array, state: PyTree, action: Array) -> tuple[PyTree, Step[Array]]:
         """One step of all N; `action` is [N] int32 (Discrete) or [N, *shape] (Box)."""
         ...
-
-
-class HostStep(NamedTuple):
-    """One step of N environments that run on the host, as NumPy arrays.
-
-    `obs` is what the policy sees next. It is also the true successor, except for the environments `final_index`,
-    whose true successors, before auto-reset, are `final_obs`. `terminated`, `truncated` and `reward` are what is
-    learned from; `score` and `episode_over` are what is reported, and differ where a lost life counts as an end or
-    rewards are clipped. `valid` is False where the transition is an artefact of auto-reset.
-    """
-
-    obs: np.ndarray  # [N, ...] as the environment gives it, before `HostEnv.arrange`
-    reward: np.ndarray  # [N] float32
-    terminated: np.ndarray  # [N] bool
-    truncated: np.ndarray  # [N] bool, never with `terminated`
-    valid: np.ndarray  # [N] bool
-    score: np.ndarray  # [N] float32: unclipped reward
-    episode_over: np.ndarray  # [N] bool: the whole episode (the game) has ended
-    final_index: np.ndarray  # [K] int32
-    final_obs: np.ndarray | None = None  # [K, ...]; None for K = 0
 
 
 class HostPool(Protocol):
@@ -131,7 +111,7 @@ class HostPool(Protocol):
         """Start a step with actions [N] int32 (Discrete) or [N, *shape] (Box), and return at once."""
         ...
 
-    def recv(self) -> HostStep:
+    def recv(self) -> Step[np.ndarray]:
         """Wait for the step that was started."""
         ...
 
@@ -144,6 +124,7 @@ class HostPool(Protocol):
         ...
 
 
+@runtime_checkable
 class HostEnv(Protocol):
     """A kind of environment that runs on the host: described here, started as many times as needed."""
 
@@ -239,12 +220,12 @@ def auto_reset(
     reward: Array,
     terminated: Array,
     truncated: Array,
-) -> tuple[PyTree, EnvStep]:
+) -> tuple[PyTree, Step[Array]]:
     """Restart the finished ones of N environments from a fresh `reset(key)`, keeping the true successor."""
     truncated = truncated & ~terminated
     done = terminated | truncated
     fresh_state, fresh_obs = jax.vmap(reset)(jax.random.split(key, done.shape[0]))
-    step = EnvStep(
+    step = Step(
         obs=select(done, fresh_obs, next_obs),
         next_obs=next_obs,
         reward=reward.astype(jnp.float32),

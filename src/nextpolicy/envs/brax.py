@@ -23,7 +23,7 @@ import numpy as np
 from nextpolicy.core import check
 from nextpolicy.envs.base import Box, EnvSpec, check_options, over_environments, select, strong
 from nextpolicy.envs.ordered_sums import ordered
-from nextpolicy.types import Array, EnvStep, PyTree
+from nextpolicy.types import Array, PyTree, Step
 
 NAMES = (
     "inverted_pendulum",
@@ -211,13 +211,13 @@ class BraxEnv:
         """
         return state._replace(age=jax.random.randint(key, state.age.shape, 0, self._episode_length, jnp.int32))
 
-    def step(self, key: Array, state: BraxState, action: Array) -> tuple[BraxState, EnvStep]:
+    def step(self, key: Array, state: BraxState, action: Array) -> tuple[BraxState, Step[Array]]:
         current, next_obs, reward, terminated = self._advance(state.current, action)
         age = state.age + 1
         truncated = (age >= self._episode_length) & ~terminated
         done = terminated | truncated
         restart, restart_obs, state = self._restarts(key, state, done)
-        step = EnvStep(
+        step = Step(
             obs=select(done, restart_obs, next_obs),
             next_obs=next_obs,
             reward=reward.astype(jnp.float32),

@@ -13,7 +13,7 @@ import numpy as np
 
 from nextpolicy.envs.base import Discrete, EnvSpec, auto_reset, check_options
 from nextpolicy.tabular import four_rooms as exact
-from nextpolicy.types import Array, EnvStep
+from nextpolicy.types import Array, Step
 
 _PIXELS = 16  # side of a drawn cell
 _COLOURS = {"floor": (240, 240, 240), "wall": (60, 60, 60), "goal": (60, 160, 90), "agent": (50, 90, 200)}
@@ -62,7 +62,7 @@ class FourRooms:
     def reset(self, key: Array, num_envs: int) -> tuple[FourRoomsState, Array]:
         return jax.vmap(self._reset_one)(jax.random.split(key, num_envs))
 
-    def step(self, key: Array, state: FourRoomsState, action: Array) -> tuple[FourRoomsState, EnvStep]:
+    def step(self, key: Array, state: FourRoomsState, action: Array) -> tuple[FourRoomsState, Step[Array]]:
         key_move, key_reset = jax.random.split(key)
         draw = jax.random.uniform(key_move, action.shape)
         passed = draw[:, None] >= jnp.asarray(self._cdf)[state.position, action]

@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nextpolicy.envs.base import Box, Discrete, EnvSpec, HostEnvError, HostStep, own_actions, plain, take_option
+from nextpolicy.envs.base import Box, Discrete, EnvSpec, HostEnvError, own_actions, plain, take_option
 from nextpolicy.envs.driver import SECONDS_PER_ENV, Driver, check_timeout, drive, line_of
-from nextpolicy.types import Array
+from nextpolicy.types import Array, Step
 
 OPTIONS: dict[str, Any] = {
     "vectorization": "sync",
@@ -177,13 +177,13 @@ class GymnasiumPool:
         action = own_actions(self.env.spec.action, np.asarray(action))
         self._thread.submit(lambda: self._vector.step(action))
 
-    def recv(self) -> HostStep:
+    def recv(self) -> Step[np.ndarray]:
         obs, score, terminated, truncated, info = self._thread.wait("step")
         truncated = truncated & ~terminated
         over = terminated | truncated
         index = np.flatnonzero(over).astype(np.int32) if self._same_step else np.zeros(0, np.int32)
         score = score.astype(np.float32)
-        step = HostStep(
+        step = Step(
             obs=plain(obs),
             reward=score,
             terminated=terminated,

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nextpolicy.envs.base import Box, Discrete, EnvSpec, auto_reset, check_options, strong
-from nextpolicy.types import Array, EnvStep, PyTree
+from nextpolicy.types import Array, PyTree, Step
 
 # Registered in gymnax but not offered, with the reason.
 EXCLUDED = {"MNISTBandit-bsuite": "downloads a data set whenever it is made"}
@@ -118,7 +118,7 @@ class GymnaxEnv:
     def reset(self, key: Array, num_envs: int) -> tuple[PyTree, Array]:
         return jax.vmap(self._reset_one)(jax.random.split(key, num_envs))
 
-    def step(self, key: Array, state: PyTree, action: Array) -> tuple[PyTree, EnvStep]:
+    def step(self, key: Array, state: PyTree, action: Array) -> tuple[PyTree, Step[Array]]:
         key_step, key_reset = jax.random.split(key)
         keys = jax.random.split(key_step, action.shape[0])
         state, next_obs, reward, terminated, truncated = jax.vmap(self._step_one)(keys, state, action)

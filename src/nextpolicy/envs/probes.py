@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nextpolicy.envs.base import Box, Discrete, EnvSpec, auto_reset, check_options
-from nextpolicy.types import Array, EnvStep
+from nextpolicy.types import Array, Step
 
 
 class ProbeState(NamedTuple):
@@ -120,7 +120,7 @@ class Probe:
             reward = jnp.where(state.steps_ever >= self._nan_after, jnp.nan, reward)
         return next_obs[None], reward, terminated
 
-    def step(self, key: Array, state: ProbeState, action: Array) -> tuple[ProbeState, EnvStep]:
+    def step(self, key: Array, state: ProbeState, action: Array) -> tuple[ProbeState, Step[Array]]:
         next_obs, reward, terminated = jax.vmap(self._step_one)(state, action)
         age, steps_ever = state.age + 1, state.steps_ever + 1
         limit = self.spec.time_limit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -14,33 +14,9 @@ from nextpolicy.config import NetConfig
 from nextpolicy.core import running_stats
 from nextpolicy.envs.base import Discrete, EnvSpec
 from nextpolicy.nets import check, heads, torsos
-from nextpolicy.types import Array, Params, PolicySnapshot, RunningStats
+from nextpolicy.types import Array, Networks, Params, PolicySnapshot, RunningStats
 
 _SMALLEST = {"small-cnn": 3, "nature": 36, "impala": 1}  # sides of an image that their convolutions leave anything of
-
-Bound = Callable[[Array], tuple[heads.Distribution, Array]]  # a function of raw observations
-
-
-class Networks(NamedTuple):
-    """An actor and a critic as pure functions.
-
-    `policy(snapshot)` and `value(params, obs_stats)` bind parameters and return a function of raw observations.
-    Where the environment has a table of observations, binding evaluates the network once per row and the returned
-    function only looks up: bind outside a loop over steps, call inside.
-    """
-
-    init: Callable[[Array], Params]  # key -> {"actor": ..., "critic": ...}
-    policy: Callable[[PolicySnapshot], Callable[[Array], heads.Distribution]]
-    value: Callable[[Params, RunningStats | None], Callable[[Array], Array]]
-    at_once: Callable[[Params, RunningStats | None], Bound] | None = None  # where one pass is faster than two
-
-    def both(self, params: Params, obs_stats: RunningStats | None) -> Bound:
-        """The policy's distribution and the value, by whichever way is the faster."""
-        if self.at_once is not None:
-            return self.at_once(params, obs_stats)
-        policy, value = self.policy(PolicySnapshot(params["actor"], obs_stats)), self.value(params, obs_stats)
-        return lambda obs: (policy(obs), value(obs))
-
 
 class _Stack(nn.Module):
     """A torso and a head as one module."""
@@ -95,11 +71,11 @@ def build(
 
         return _tabulated(apply, spec)
 
-    def at_once(params: Params, obs_stats: RunningStats | None) -> Callable[[Array], Any]:
+    def fused_actor_critic(params: Params, obs_stats: RunningStats | None) -> Callable[[Array], Any]:
         networks = [(actor_module, params["actor"]), (critic_module, params["critic"])]
         return lambda obs: tuple(_run_all_fused(spec, config, networks, prepare(obs, obs_stats)))
 
-    return Networks(init, policy, value, at_once if fuse and actor is None and critic is None else None)
+    return Networks(init, policy, value, fused_actor_critic if fuse and actor is None and critic is None else None)
 
 
 def _fuses(spec: EnvSpec, config: NetConfig) -> bool:
@@ -107,7 +83,7 @@ def _fuses(spec: EnvSpec, config: NetConfig) -> bool:
     mlp = torso_kind(spec, config) == "mlp" and spec.obs_table is None
     if not mlp or config.compute_dtype == "float32" or jax.default_backend() != "gpu":
         return False
-    from nextpolicy.nets import fused  # half a second that no CPU needs
+    from nextpolicy.nets import fused  # importing Pallas takes .5 s: skip it on CPUs
 
     return fused.supported(config.hidden, config.activation, config.layer_norm)
 

@@ -15,8 +15,8 @@ import pandas as pd
 
 from nextpolicy import runfiles
 from nextpolicy._version import __version__
-from nextpolicy.config import MOST_MEMBERS, ConfigError, Member, TrainConfig, shown, whole
-from nextpolicy.presets import preset_for
+from nextpolicy.config import MAX_MEMBERS, ConfigError, Member, TrainConfig, shown, whole
+from nextpolicy.config.presets import preset_for
 
 DEPTH = 3  # how far below a given folder runs are looked for
 NEEDED = (
@@ -118,7 +118,7 @@ def _evaluation(path: Path) -> dict[int, float]:
         return {}
     try:
         rows = json.loads(file.read_text())
-        return {whole("member", row["member"], 0, MOST_MEMBERS): _mean_return(row["mean"]) for row in rows}
+        return {whole("member", row["member"], 0, MAX_MEMBERS): _mean_return(row["mean"]) for row in rows}
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ReportError(f"run {path}: evaluation.json cannot be read ({error})") from None
 

@@ -14,8 +14,9 @@ import jax
 import numpy as np
 import pandas as pd
 
-from nextpolicy import presets, runfiles
-from nextpolicy.config import FIELDS, MOST_SEED, ConfigError, Member, TrainConfig, nearest, shown, whole
+from nextpolicy import runfiles
+from nextpolicy.config import presets
+from nextpolicy.config import FIELDS, MAX_SEED, ConfigError, Member, TrainConfig, nearest, shown, whole
 from nextpolicy.envs.build import is_host, module_of
 from nextpolicy.nets import build as nets
 from nextpolicy.run import checkpoint, sinks
@@ -323,7 +324,7 @@ class Run:
         if not isinstance(greedy, bool | np.bool_):
             raise ConfigError(f"greedy: expected true or false, got {shown(greedy)}")
         environments = episodes if num_envs is None else whole("num_envs", num_envs, 1, MOST_EPISODES)
-        seed = whole("seed", seed, 0, MOST_SEED)
+        seed = whole("seed", seed, 0, MAX_SEED)
         if episodes % environments:
             raise ConfigError(f"episodes: got {episodes}, takes a multiple of num_envs, {environments}")
         env, networks = self._job.setup.env, self._job.setup.networks

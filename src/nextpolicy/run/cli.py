@@ -114,7 +114,7 @@ def _distributed(options: argparse.Namespace) -> None:
 
 def _train_parser() -> argparse.ArgumentParser:
     from nextpolicy.config import FIELDS, describe
-    from nextpolicy.presets import PRESETS
+    from nextpolicy.config.presets import PRESETS
 
     parser = _Parser(
         prog="nextpolicy train",

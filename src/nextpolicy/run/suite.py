@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nextpolicy import presets
+from nextpolicy.config import presets
 from nextpolicy.config import ALGOS, ConfigError, TrainConfig, nearest, whole
 from nextpolicy.run.folder import RunError, RunFolder, is_held
 

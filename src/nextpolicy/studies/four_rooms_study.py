@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nextpolicy import presets
+from nextpolicy.config import presets
 from nextpolicy.config import Member, TrainConfig, whole
 from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.program_cache import enable_cache

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from nextpolicy.config import MOST_SEED, whole
+from nextpolicy.config import MAX_SEED, whole
 from nextpolicy.run.folder import RunError
 from nextpolicy.runfiles import write_whole
 from nextpolicy.studies import page, theory_checks, theory_compare
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str], parser_class: type[argparse.ArgumentParser], 
     """The command."""
     options = parse(_parser(parser_class), arguments)
     say = (lambda text: None) if options.quiet else (lambda text: print(text, file=sys.stderr, flush=True))
-    for name, low, high in (("cases", 1, 10**7), ("four_rooms_cases", 1, 10**7), ("seed", 0, MOST_SEED)):
+    for name, low, high in (("cases", 1, 10**7), ("four_rooms_cases", 1, 10**7), ("seed", 0, MAX_SEED)):
         whole(name, getattr(options, name), low, high)
     settings = theory_compare.Settings(
         rounds=options.rounds,

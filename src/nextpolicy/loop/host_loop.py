@@ -1,9 +1,9 @@
-"""Rounds of a population whose environments run on the host: the same `learn_round`, another way of collecting.
+"""Rounds of a population whose environments run on the host: the same `one_round`, another way of collecting.
 
 Each member has its own environments, in groups that are stepped in turn: while the policy acts for one group, the
 others step. Members run one after another through the same compiled functions and share one buffer on the device.
 An observation crosses to the device once and is stored once: the successor of step t is the observation of step t + 1,
-except where an environment was reset within its step, and those few true successors are kept beside.
+except if an environment was reset within its step; those few true successors are stored separately.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import numpy as np
 from jax.sharding import Mesh
 
 from nextpolicy.envs.base import HostEnv
-from nextpolicy.train.device_loop import Program
-from nextpolicy.train.host_collect import Buffer, Compiled, Worker, padded
-from nextpolicy.train.rollout import Episodes, action_noise, random_actions, shape_action
-from nextpolicy.train.state import Agent, Hypers, LearnerState, Setup, init_agent
-from nextpolicy.train.update import Metrics, learn_nothing, learn_round
-from nextpolicy.types import Array, PolicySnapshot, PyTree, Rollout
+from nextpolicy.loop.actions import action_noise, random_actions, shape_action
+from nextpolicy.loop.host_collect import Buffer, Compiled, Log, Table, Worker, padded
+from nextpolicy.loop.keys import RoundKeys, member_keys, round_keys
+from nextpolicy.loop.population import Program
+from nextpolicy.loop.round import one_round, warm_up_round
+from nextpolicy.loop.state import Agent, Hypers, MemberState, Setup, init_agent
+from nextpolicy.types import Array, Episodes, Metrics, PolicySnapshot, PyTree, Rollout
 
 
 def compile_functions(setup: Setup, env: HostEnv) -> Compiled:
     """Compiled on first use, once for all members."""
-    length, num_envs, spec = setup.config.ppo.rollout_length, setup.config.environment.num_envs, setup.spec
+    config, spec = setup.config.environment, setup.spec
 
-    def begin(agent: Agent, explore: bool) -> tuple[Agent, Array]:
-        key_next, key_collect = jax.random.split(agent.key)
-        key_act, _, key_random = jax.random.split(key_collect, 3)
-        draw = partial(random_actions, spec, key_random) if explore else partial(action_noise, spec, key_act)
-        return agent._replace(key=key_next), draw((length, num_envs))
+    def begin(agent: Agent, explore: bool) -> tuple[RoundKeys, PolicySnapshot, Array]:
+        keys = round_keys(agent.key, setup.shards)
+        draw = partial(random_actions, spec, keys.key_random) if explore else partial(action_noise, spec, keys.key_act)
+        return keys, setup.algorithm.behaviour(agent.learner), draw((config.rollout_length, config.num_envs))
 
     def act(
         snapshot: PolicySnapshot, buffer: Buffer, obs: Array, noise: Array, place: Array, explore: bool
@@ -51,38 +51,45 @@ def compile_functions(setup: Setup, env: HostEnv) -> Compiled:
     def successors(buffer: Buffer, t: Array, environment: Array, final_obs: Array) -> Array:
         return buffer.obs[1:].at[t, environment].set(env.arrange(final_obs), mode="drop")
 
-    def learn(
-        hypers: Hypers, agent: Agent, buffer: Buffer, next_obs: Array | None, data: dict[str, Array], explore: bool
-    ) -> tuple[Agent, Metrics | None]:
-        rollout = Rollout(
+    def rollout(buffer: Buffer, next_obs: Array | None, table: Table[Array]) -> Rollout:
+        return Rollout(
             obs=buffer.obs[:-1],
             next_obs=buffer.obs[1:] if next_obs is None else next_obs,
             action=buffer.action,
-            reward=data["reward"],
-            terminated=data["terminated"],
-            truncated=data["truncated"],
             behaviour_log_prob=buffer.dist.log_prob(buffer.action),
             behaviour_dist=buffer.dist,
-            valid=None if env.resets_in_step else data["valid"],
+            **table._replace(valid=None if env.resets_in_step else table.valid)._asdict(),
         )
-        returns, lengths, finished = data["totals"]
-        episodes = Episodes(returns, lengths, finished, data["discounted_return"])
-        if explore:
-            return learn_nothing(setup, agent, rollout, episodes), None
-        return learn_round(setup, hypers, agent, rollout, episodes)
+
+    def learn(
+        hypers: Hypers,
+        agent: Agent,
+        buffer: Buffer,
+        next_obs: Array | None,
+        table: Table[Array],
+        ended: Array,
+        keys: RoundKeys,
+    ) -> tuple[Agent, Metrics]:
+        return one_round(setup, hypers, agent, rollout(buffer, next_obs, table), Episodes(*ended), keys)
+
+    def warm_up(
+        agent: Agent, buffer: Buffer, next_obs: Array | None, table: Table[Array], keys: RoundKeys
+    ) -> Agent:
+        return warm_up_round(setup, agent, rollout(buffer, next_obs, table), keys)
 
     return Compiled(
         init=jax.jit(lambda seeds: init_members(setup, seeds).agent),
-        begin=jax.jit(begin, static_argnames="explore", donate_argnums=0),
+        begin=jax.jit(begin, static_argnames="explore"),
         act=jax.jit(act, static_argnames="explore", donate_argnums=1),
         keep=jax.jit(keep, donate_argnums=0),
         successors=jax.jit(successors),
-        learn=jax.jit(learn, static_argnames="explore", donate_argnums=1),
+        learn=jax.jit(learn, donate_argnums=1),
+        warm_up=jax.jit(warm_up, donate_argnums=0),
     )
 
 
 def _write(whole: Array, part: Array, place: Array) -> Array:
-    """`part` [n, ...] into `whole` [T, N, ...] at `place`: a row, and the column from which on."""
+    """`part` [n, ...] into `whole` [T, N, ...] at `place`: a row, and the first of its columns."""
     return jax.lax.dynamic_update_slice(whole, part[None], (*place, *[0] * (whole.ndim - 2)))
 
 
@@ -92,16 +99,16 @@ class HostLoop:
     def __init__(self, setup: Setup, hypers: Hypers, env: HostEnv, seeds: np.ndarray) -> None:
         self.setup, self.env = setup, env
         self.hypers = [jax.tree.map(lambda x, i=i: np.asarray(x[i]), hypers) for i in range(len(seeds))]
-        gammas = np.asarray(hypers.gamma, np.float64)
+        gammas = np.asarray(hypers.algorithm.gamma, np.float64)
         self.workers = [Worker(setup, env, int(s), float(g)) for s, g in zip(seeds, gammas, strict=True)]
         self.compiled = compile_functions(setup, env)
         self.buffer: Buffer | None = None
 
-    def init(self, seeds: Array) -> LearnerState:
+    def init(self, seeds: Array) -> MemberState:
         """Fresh agents, leaves [M, ...]; the same parameters as a device program's for the same seeds."""
-        return LearnerState(self.compiled.init(jnp.asarray(seeds)), None)  # type: ignore[arg-type]
+        return MemberState(self.compiled.init(jnp.asarray(seeds)), ())
 
-    def block(self, state: LearnerState, rounds: int) -> tuple[LearnerState, Metrics, PyTree]:
+    def block(self, state: MemberState, rounds: int) -> tuple[MemberState, Metrics, PyTree]:
         """`rounds` rounds of every member; environments start with the first block and then go on."""
         agents = _apart(state.agent, len(self.workers))
         if not self.workers[0].pools:
@@ -110,12 +117,11 @@ class HostLoop:
         for _ in range(rounds):
             for i in range(len(agents)):
                 agents[i], metrics = self._round(i, agents[i])
-                assert metrics is not None
                 rows[i].append(metrics)
-        # Fetched first: NumPy, given a list of JAX's arrays, takes a ctrl-C that comes meanwhile for bad data.
+        # Fetched first: if ctrl-C comes while NumPy reads a list of JAX arrays, it raises an error about the data.
         table = jax.tree.map(lambda *x: np.stack(x), *[m for row in jax.device_get(rows) for m in row])
         shaped = jax.tree.map(lambda x: x.reshape((len(agents), rounds)), table)
-        return LearnerState(_together(agents), None), shaped, None  # type: ignore[arg-type]
+        return MemberState(_together(agents), ()), shaped, None
 
     def close(self) -> None:
         """Stop every environment."""
@@ -123,38 +129,45 @@ class HostLoop:
             worker.close()
 
     def _start(self, agents: list[Agent]) -> list[Agent]:
-        warm_up = -(-self.setup.config.environment.warmup_steps // self.setup.config.ppo.rollout_length)
         for i, worker in enumerate(self.workers):
             done = int(agents[i].round)
             worker.start(done)
-            for _ in range(warm_up if done == 0 else 0):
-                agents[i] = self._round(i, agents[i], explore=True)[0]
+            for _ in range(self.setup.config.warm_up_rounds if done == 0 else 0):
+                agents[i] = self._warm_up(i, agents[i])
         return agents
 
-    def _round(self, member: int, agent: Agent, explore: bool = False) -> tuple[Agent, Metrics | None]:
-        """Collect and learn; or, to warm up, act at random and only fill the statistics."""
-        worker, compiled = self.workers[member], self.compiled
-        agent, noise = compiled.begin(agent, explore=explore)
-        buffer = self._room(agent, worker) if self.buffer is None else self.buffer
-        self.buffer = None  # donated while it is filled: nothing is left to reuse if collection fails
-        buffer, log = worker.collect(compiled, agent.behaviour, noise, buffer, explore)
-        next_obs = compiled.successors(buffer, *padded(log, worker)) if self.env.resets_in_step else None
-        data = {
-            name: getattr(log, name) for name in ("reward", "terminated", "truncated", "discounted_return", "valid")
-        }
-        data["totals"] = log.totals.astype(np.float32)
-        agent, metrics = compiled.learn(self.hypers[member], agent, buffer, next_obs, data, explore=explore)
+    def _round(self, member: int, agent: Agent) -> tuple[Agent, Metrics]:
+        """Collect and learn."""
+        keys, buffer, next_obs, log = self._collect(member, agent, explore=False)
+        data = (buffer, next_obs, log.table, log.ended.astype(np.float32), keys)
+        agent, metrics = self.compiled.learn(self.hypers[member], agent, *data)
         self.buffer = buffer
         return agent, metrics
 
-    def _room(self, agent: Agent, worker: Worker) -> Buffer:
+    def _warm_up(self, member: int, agent: Agent) -> Agent:
+        """Act at random and only fill the statistics."""
+        keys, buffer, next_obs, log = self._collect(member, agent, explore=True)
+        agent = self.compiled.warm_up(agent, buffer, next_obs, log.table, keys)
+        self.buffer = buffer
+        return agent
+
+    def _collect(self, member: int, agent: Agent, explore: bool) -> tuple[RoundKeys, Buffer, Array | None, Log]:
+        worker, compiled = self.workers[member], self.compiled
+        keys, behaviour, noise = compiled.begin(agent, explore=explore)
+        buffer = self._room(behaviour, worker) if self.buffer is None else self.buffer
+        self.buffer = None  # donated while it is filled: nothing is left to reuse if collection fails
+        buffer, log = worker.collect(compiled, behaviour, noise, buffer, explore)
+        next_obs = compiled.successors(buffer, *padded(log, worker)) if self.env.resets_in_step else None
+        return keys, buffer, next_obs, log
+
+    def _room(self, behaviour: PolicySnapshot, worker: Worker) -> Buffer:
         """An empty buffer of the right shapes."""
         length, num_envs = worker.length, worker.num_envs
         seen = worker.seen[0]
         one = jax.eval_shape(
             lambda o: self.env.arrange(o), jax.ShapeDtypeStruct((num_envs, *seen.shape[1:]), seen.dtype)
         )
-        dist = jax.eval_shape(lambda a, o: self.setup.networks.policy(a.behaviour)(o), agent, one)
+        dist = jax.eval_shape(lambda b, o: self.setup.networks.policy(b)(o), behaviour, one)
         action = jax.eval_shape(lambda d: d.mode(), dist)
         zeros = lambda rows: lambda x: jnp.zeros((rows, *x.shape), x.dtype)  # noqa: E731
         return Buffer(zeros(length + 1)(one), zeros(length)(action), jax.tree.map(zeros(length), dist))
@@ -172,14 +185,10 @@ def _together(agents: list[Agent]) -> Agent:
     return jax.tree.map(lambda *x: jnp.stack(x), *agents)
 
 
-def init_members(setup: Setup, seeds: Array) -> LearnerState:
-    """Agents of all members before any round; host environments keep no state that could be saved."""
-
-    def one(seed: Array) -> Agent:
-        key_agent, _, _ = jax.random.split(jax.random.key(seed), 3)
-        return init_agent(setup, key_agent)
-
-    return LearnerState(jax.lax.map(one, jnp.asarray(seeds)), None)  # type: ignore[arg-type]
+def init_members(setup: Setup, seeds: Array) -> MemberState:
+    """All members before any round; host environments have no state that could be saved."""
+    one = lambda seed: init_agent(setup, member_keys(seed, setup.shards).key_agent)  # noqa: E731
+    return MemberState(jax.lax.map(one, jnp.asarray(seeds)), ())
 
 
 def build_host_program(setup: Setup, hypers: Hypers, env: HostEnv, seeds: np.ndarray, *, capacity: int) -> Program:

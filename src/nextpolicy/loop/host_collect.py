@@ -1,18 +1,18 @@
-"""Collecting on the host: one member's environments, stepped group by group while the device acts and remembers."""
+"""Collecting on the host: one member's environments, stepped group by group while the device acts and stores."""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nextpolicy.envs.base import HostEnv, HostPool, HostStep
-from nextpolicy.nets.heads import Distribution
-from nextpolicy.train.state import Setup
-from nextpolicy.types import Array, PolicySnapshot
+from nextpolicy.envs.base import HostEnv, HostPool
+from nextpolicy.loop.episodes import Running, account, learned_reward
+from nextpolicy.loop.state import Setup
+from nextpolicy.types import A, Array, Distribution, PolicySnapshot, Step
 
 
 class Buffer(NamedTuple):
@@ -23,44 +23,39 @@ class Buffer(NamedTuple):
     dist: Distribution  # leaves [T, N, ...]: the behavioural policy's
 
 
-class Log(NamedTuple):
-    """What the host keeps of a round: a few bytes per step, sent to the device once."""
+class Table(NamedTuple, Generic[A]):
+    """A round's numbers, each [T, N]; filled on the host and sent to the device once."""
 
-    reward: np.ndarray  # [T, N]
-    terminated: np.ndarray
-    truncated: np.ndarray
-    valid: np.ndarray
-    discounted_return: np.ndarray
-    finals: list[tuple[int, np.ndarray, np.ndarray]]  # (t, environments [K], their true successors [K, ...])
-    totals: np.ndarray  # [3] returns, lengths and number of the finished episodes
+    reward: A
+    terminated: A
+    truncated: A
+    valid: A
+    discounted_return: A
 
     @classmethod
-    def empty(cls, length: int, num_envs: int) -> Log:
+    def empty(cls, length: int, num_envs: int) -> Table[np.ndarray]:
         number, flag = np.zeros((length, num_envs), np.float32), np.zeros((length, num_envs), bool)
-        return cls(number, flag, flag.copy(), flag.copy(), number.copy(), [], np.zeros(3))
+        return Table(number, flag, flag.copy(), flag.copy(), number.copy())
 
 
-class Counters(NamedTuple):
-    """The unfinished episodes of a member's N environments."""
+class Log(NamedTuple):
+    """What the host keeps of a round."""
 
-    episode_return: np.ndarray
-    episode_length: np.ndarray
-    discounted_return: np.ndarray
-
-    @classmethod
-    def zeros(cls, num_envs: int) -> Counters:
-        return cls(np.zeros(num_envs), np.zeros(num_envs, np.int64), np.zeros(num_envs))
+    table: Table[np.ndarray]
+    finals: list[tuple[int, np.ndarray, np.ndarray]]  # (t, environments [K], their true successors [K, ...])
+    ended: np.ndarray  # [3] returns, lengths and number of the episodes that ended
 
 
 class Compiled(NamedTuple):
     """The functions that run on the device; `hypers` and agents are data, so all members share them."""
 
     init: Any  # seeds [M] -> agents, leaves [M, ...]
-    begin: Any  # (agent, explore) -> (agent, noise for the round)
+    begin: Any  # (agent, explore) -> (keys of the round, its policy, noise for its actions)
     act: Any  # (snapshot, buffer, obs, noise, place, explore) -> (buffer, next place, action)
     keep: Any  # (buffer, obs, place) -> buffer: the observations after the last step
     successors: Any  # (buffer, t, environments, their true successors) -> next_obs [T, N, ...]
-    learn: Any  # (hypers, agent, buffer, next_obs or None, data, explore) -> (agent, metrics or None)
+    learn: Any  # (hypers, agent, buffer, next_obs or None, table, ended, keys) -> (agent, metrics)
+    warm_up: Any  # (agent, buffer, next_obs or None, table, keys) -> agent
 
 
 class Worker:
@@ -68,12 +63,14 @@ class Worker:
 
     def __init__(self, setup: Setup, env: HostEnv, seed: int, gamma: float) -> None:
         self.setup, self.env, self.seed, self.gamma = setup, env, seed, gamma
-        self.num_envs, self.length = setup.config.environment.num_envs, setup.config.ppo.rollout_length
+        config = setup.config.environment
+        self.num_envs, self.length, self.reward_clip = config.num_envs, config.rollout_length, config.reward_clip
         self.pools: list[HostPool] = []
         self.seen: list[Any] = []  # per group: observations [n, ...] that the next action is for
+        self.running: list[Running] = []  # per group
 
     def start(self, round_index: int) -> None:
-        """Fresh environments; the seed also goes by the round, so that a resumed run does not repeat its start."""
+        """Fresh environments; their seed depends on the round, so that a resumed run does not repeat its start."""
         groups = max(g for g in range(1, self.env.groups + 1) if self.num_envs % g == 0)
         size = self.num_envs // groups
         for group in range(groups):
@@ -81,10 +78,10 @@ class Worker:
             sequence = np.random.SeedSequence((self.seed, round_index, group))
             seed = int(sequence.generate_state(1)[0]) % (2**31 - self.num_envs)
             self.seen.append(self.pools[group].reset(seed))
-        # Where in the buffer a group's round starts: row 0 and its first column. On the device once and for all, since
-        # sending two small numbers with every step would cost as much as starting the step does.
+        # Where a group's round starts in the buffer: row 0 and its first column. Placed on the device once, since
+        # sending two small numbers with every step would cost as much as starting the step.
         self.places = [jnp.asarray([0, group * size], jnp.int32) for group in range(groups)]
-        self.counters = Counters.zeros(self.num_envs)
+        self.running = [Running(np.zeros(size), np.zeros(size), np.zeros(size, np.int64)) for _ in range(groups)]
 
     def close(self) -> None:
         pools, self.pools = self.pools, []
@@ -96,10 +93,10 @@ class Worker:
     ) -> tuple[Buffer, Log]:
         """T steps of every environment; the round's observations, actions and distributions are left in the buffer.
 
-        The device answers some time after it was asked. With two groups the other one steps meanwhile; with more, an
+        The device answers some time after it was asked. With two groups, the other one steps meanwhile; with more, an
         answer is fetched only after the next groups have asked too, as long as half of the groups are stepping.
         """
-        log = Log.empty(self.length, self.num_envs)
+        log = Log(Table.empty(self.length, self.num_envs), [], np.zeros(3))
         places = list(self.places)
         patience = max(len(self.pools) // 2 - 1, 0)
         asked: deque[tuple[HostPool, Array]] = deque()
@@ -109,7 +106,7 @@ class Worker:
             for group, pool in enumerate(self.pools):
                 step = pool.recv() if t > 0 else None
                 if t < self.length:
-                    # As NumPy: a compiled function takes that over faster than `device_put` does.
+                    # As NumPy: a compiled function transfers it faster than `device_put`.
                     obs = self.seen[group] if step is None else step.obs
                     given = (snapshot, buffer, obs, noise, places[group])
                     buffer, places[group], action = compiled.act(*given, explore=explore)
@@ -120,30 +117,26 @@ class Worker:
                 elif step is not None:
                     self.seen[group] = jax.device_put(step.obs)  # for this round's last row and the next one's first
                     buffer = compiled.keep(buffer, self.seen[group], places[group])
-                if step is not None:  # only now: environments are not kept waiting for bookkeeping
-                    self._record(log, step, t - 1, group * pool.num_envs)
+                if step is not None:  # only now: environments do not wait for bookkeeping
+                    self._record(log, step, t - 1, group)
         return buffer, log
 
-    def _record(self, log: Log, step: HostStep, t: int, column: int) -> None:
-        """Row t of the log from one group's step; a step that is not valid belongs to no episode."""
-        part = slice(column, column + len(step.reward))
-        returns, lengths, discounted = (x[part] for x in self.counters)
-        returns += np.where(step.valid, step.score, 0.0)
-        lengths += step.valid
-        discounted[:] = discounted * self.gamma + np.where(step.valid, step.reward, 0.0)
-        rows = (step.reward, step.terminated, step.truncated, step.valid, discounted)
-        for table, row in zip(log[:5], rows, strict=True):
-            table[t, part] = row
-        over = step.episode_over
-        log.totals[:] += (returns[over].sum(), lengths[over].sum(), over.sum())
-        returns[over], lengths[over] = 0.0, 0
-        discounted[step.terminated | step.truncated] = 0.0
-        if step.final_obs is not None:
+    def _record(self, log: Log, step: Step[np.ndarray], t: int, group: int) -> None:
+        """Row t of the log from one group's step."""
+        step = learned_reward(step, self.reward_clip)
+        self.running[group], discounted_return, ended = account(self.running[group], step, self.gamma)
+        column = group * len(step.reward)
+        valid = np.ones_like(step.terminated) if step.valid is None else step.valid
+        rows = (step.reward, step.terminated, step.truncated, valid, discounted_return)
+        for table, row in zip(log.table, rows, strict=True):
+            table[t, column : column + len(row)] = row
+        log.ended[:] += ended
+        if step.final_index is not None and step.final_obs is not None:
             log.finals.append((t, step.final_index + column, step.final_obs))
 
 
 def _answer(asked: deque[tuple[HostPool, Array]], patience: int) -> None:
-    """Send the oldest actions on to their environments, until no more than `patience` groups are without."""
+    """Send the oldest actions to their environments, until at most `patience` groups are waiting for theirs."""
     while len(asked) > patience:
         pool, action = asked.popleft()
         pool.send(np.asarray(action))
@@ -152,7 +145,7 @@ def _answer(asked: deque[tuple[HostPool, Array]], patience: int) -> None:
 def padded(log: Log, worker: Worker) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """All true successors of a round as (t, environment, observation), padded so that few lengths are compiled.
 
-    Padding is at t = T, which lies outside and is dropped.
+    Padding is at t = T, which is out of range and dropped.
     """
     count = sum(len(index) for _, index, _ in log.finals)
     room = 1 << max(count - 1, 0).bit_length()

@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from nextpolicy.config import FIELDS, ConfigError, TrainConfig, convert, nearest
+from nextpolicy.algos import VARIANTS
+from nextpolicy.config.fields import FIELDS, active_fields, nearest, settings_classes
+from nextpolicy.config.parse import convert
+from nextpolicy.config.schema import TrainConfig
+from nextpolicy.settings import ConfigError
 
 _SMALL_CNN: dict[str, Any] = {"torso": "small-cnn", "hidden": (128,), "activation": "relu", "layer_norm": True}
 
@@ -90,7 +94,7 @@ ATARI: dict[str, Any] = {
     "static_k": 9,
 }
 
-# Classic control and anything else: small MLPs, short rounds, normalised inputs. `next` is biased off-policy (see
+# Classic control and anything else: small MLPs, short rounds, normalised inputs. `retrace` is biased off-policy (see
 # core/returns.py), but less than the paper's equation.
 DEFAULT: dict[str, Any] = {
     "total_env_steps": 500_000,
@@ -100,7 +104,7 @@ DEFAULT: dict[str, Any] = {
     "learning_rate": 1e-3,
     "learning_rate_final": 1e-5,
     "value_clip": float("inf"),
-    "advantage_kind": "next",
+    "advantage_kind": "retrace",
     "delta_v": 0.05,
     "k_min": 1,
     "k_max": 8,
@@ -116,6 +120,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "atari": ATARI,
     "default": DEFAULT,
 }
+# What an algorithm other than PPO changes: (its name, the preset) -> fields. Fields that it does not have are dropped.
+ALGORITHM_PRESETS: dict[tuple[str, str], dict[str, Any]] = {}
 
 
 def preset_for(env: str) -> str:
@@ -135,18 +141,24 @@ def build(env: str, *, preset: str | None = None, **overrides: Any) -> TrainConf
     env = convert(FIELDS["env"], env)
     name = preset_for(env) if preset in (None, "paper") else preset
     if preset == "paper" and name == "default":
-        raise ConfigError(f"preset: got 'paper' for {env}, which the paper does not treat; take 'default'")
+        raise ConfigError(f"preset: expected 'default' for {env}, which the paper does not cover, got 'paper'")
     if name not in PRESETS:
         known = ["paper", *PRESETS]
-        raise ConfigError(f"preset: got {preset!r}, takes one of {', '.join(known)}{nearest(str(name), known)}")
-    return TrainConfig().replace(**{**PRESETS[name], "env": env, **_fitting(PRESETS[name], overrides), **overrides})
+        raise ConfigError(f"preset: expected one of {', '.join(known)}, got {preset!r}{nearest(str(name), known)}")
+    algo, criterion = (convert(FIELDS[n], overrides.get(n, TrainConfig().value(n))) for n in ("algo", "criterion"))
+    active = active_fields(*settings_classes(algo, criterion))
+    own = ALGORITHM_PRESETS.get((VARIANTS[algo[0]][0].name, name), {})
+    chosen = {field: value for field, value in {**PRESETS[name], **own}.items() if field in active}
+    return TrainConfig().replace(**{**chosen, "env": env, **_fitting(chosen, overrides), **overrides})
 
 
 def _fitting(preset: dict[str, Any], overrides: dict[str, Any]) -> dict[str, int]:
     """A minibatch size for a batch that the preset's does not divide: as many minibatches, or nearly, as it has."""
+    if "minibatch_size" not in preset or "minibatch_size" in overrides:
+        return {}
     batch = {name: convert(FIELDS[name], {**preset, **overrides}[name]) for name in ("num_envs", "rollout_length")}
     size, samples = preset["minibatch_size"], math.prod(batch.values())
-    if "minibatch_size" in overrides or min(batch.values()) < 1 or samples % size == 0:
+    if min(batch.values()) < 1 or samples % size == 0:
         return {}
     wanted = preset["num_envs"] * preset["rollout_length"] // size
     return {"minibatch_size": samples // max(n for n in range(1, wanted + 1) if samples % n == 0)}

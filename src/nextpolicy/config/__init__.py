@@ -1,0 +1,26 @@
+"""The configuration of a run: schema, parsing, validation, presets."""
+
+from nextpolicy.config.fields import FIELDS, known_field, nearest
+from nextpolicy.config.parse import MAX_MEMBERS, MAX_SEED, convert, describe, whole
+from nextpolicy.config.schema import Member, TrainConfig
+from nextpolicy.config.sections import EnvConfig, NetConfig, RunConfig
+from nextpolicy.settings import ConfigError, FieldInfo, shown
+
+__all__ = [
+    "FIELDS",
+    "MAX_MEMBERS",
+    "MAX_SEED",
+    "ConfigError",
+    "EnvConfig",
+    "FieldInfo",
+    "Member",
+    "NetConfig",
+    "RunConfig",
+    "TrainConfig",
+    "convert",
+    "describe",
+    "known_field",
+    "nearest",
+    "shown",
+    "whole",
+]

@@ -1,0 +1,120 @@
+"""Every field by its flat name, and what to suggest for a name that does not exist."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+from collections.abc import Iterable
+
+from nextpolicy.algos import ALGORITHMS, VARIANTS
+from nextpolicy.config.sections import EnvConfig, NetConfig, RunConfig
+from nextpolicy.criteria import CRITERIA, OWN, settings_class
+from nextpolicy.settings import ConfigError, FieldInfo, Settings, field_infos, shown
+
+
+def settings_classes(algo: tuple[str, ...], criterion: str) -> tuple[type[Settings], type[Settings]]:
+    """The settings of the algorithm that these variants share, and of the criterion."""
+    for name in algo:
+        if name not in VARIANTS:
+            hint = nearest(name, VARIANTS) if isinstance(name, str) else ""
+            raise ConfigError(f"algo: expected one or several of {', '.join(VARIANTS)}, got {shown(name)}{hint}")
+    algorithms = {VARIANTS[name][0].name for name in algo}
+    if len(algorithms) != 1:
+        got = " and ".join(sorted(algorithms)) or "none"
+        raise ConfigError(f"algo: expected variants of one algorithm, got {got}; train others in a run of their own")
+    if criterion != OWN and criterion not in CRITERIA:
+        raise ConfigError(
+            f"criterion: expected one of {', '.join(CRITERIA)}, got {shown(criterion)}{nearest(criterion, CRITERIA)}"
+        )
+    return VARIANTS[algo[0]][0].Settings, settings_class(criterion)
+
+
+@functools.cache
+def active_fields(algorithm_settings: type[Settings], criterion_settings: type[Settings]) -> dict[str, FieldInfo]:
+    """The fields of a configuration with these settings, by their flat names."""
+    sections: dict[str, type[Settings]] = {
+        **{"environment": EnvConfig, "net": NetConfig},
+        **{"algorithm": algorithm_settings, "criterion": criterion_settings, "run": RunConfig},
+    }
+    return {info.name: info for section, cls in sections.items() for info in field_infos(section, cls)}
+
+
+# Every field there is, of all algorithms and criteria: what the command line accepts.
+FIELDS: dict[str, FieldInfo] = {
+    name: info
+    for criterion in reversed(CRITERIA.values())
+    for algorithm in reversed(ALGORITHMS.values())
+    for name, info in active_fields(algorithm.Settings, criterion.Settings).items()
+}
+
+
+def owner(name: str) -> str:
+    """The algorithms and criteria that have this field."""
+    groups: dict[str, type[Settings]] = {
+        **{f"algorithm {a.name}": a.Settings for a in ALGORITHMS.values()},
+        **{f"criterion {c.name}": c.Settings for c in CRITERIA.values()},
+    }
+    return " and ".join(g for g, cls in groups.items() if name in {f.name for f in dataclasses.fields(cls)})  # type: ignore[arg-type]
+
+
+def known_field(name: str) -> FieldInfo:
+    """The field of this name, or an error that suggests the nearest."""
+    if name not in FIELDS:
+        hint = nearest(name, FIELDS) or "; `nextpolicy train --help` lists them"
+        raise ConfigError(f"unknown field {shown(name)}{hint}")
+    return FIELDS[name]
+
+
+# Our names for fields of Stable-Baselines3, CleanRL, PureJaxRL, rejax and Brax.
+OTHER_NAMES: dict[str, str] = {
+    theirs: ours
+    for ours, names in {
+        "env": "env_id env_name",
+        "env_options": "env_kwargs env_params",
+        "num_envs": "n_envs",
+        "hidden": "policy_kwargs net_arch agent_kwargs network_factory",
+        "activation": "activation_fn",
+        "rollout_length": "n_steps num_steps unroll_length",
+        "epochs": "n_epochs num_epochs update_epochs num_updates_per_batch",
+        "minibatch_size": "batch_size num_minibatches",
+        "learning_rate": "lr",
+        "learning_rate_final": "anneal_lr",
+        "gamma": "discount discounting",
+        "lam": "gae_lambda lambda lambda_",
+        "clip": "clip_range clip_coef clip_eps clip_epsilon clipping_epsilon",
+        "value_clip": "clip_range_vf clip_vloss",
+        "value_coef": "vf_coef value_loss_coef",
+        "entropy_coef": "ent_coef entropy_cost",
+        "advantage_norm": "normalize_advantage norm_adv",
+        "normalise_obs": "normalize_obs normalize_observations",
+        "normalise_reward": "normalize_reward normalize_rewards",
+        "total_env_steps": "total_timesteps total_steps num_timesteps",
+        "seeds": "seed",
+        "devices": "device cuda max_devices_per_host",
+        "tensorboard": "tensorboard_log",
+        "wandb": "wandb_project_name track",
+        "block_rounds": "log_interval",
+        "quiet": "verbose",
+        "out": "exp_name",
+        "episodes": "n_eval_episodes",
+        "greedy": "deterministic",
+        "video": "capture_video",
+    }.items()
+    for theirs in names.split()
+}
+
+
+def nearest(got: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` if something is close, or is our name for `got`; else nothing."""
+    known = list(known)
+    ours = OTHER_NAMES.get(_bare(got), "")
+    same = [name for name in known if _bare(name) == (ours or _bare(got))]
+    close = same or difflib.get_close_matches(got[:200], known, n=3, cutoff=0.5)
+    # Another library's name may mean something else: a number of minibatches is not their size.
+    meaning = f" ({FIELDS[ours].help})" if same and ours in FIELDS else ""
+    return f"; did you mean {' or '.join(map(repr, close))}?{meaning}" if close else ""
+
+
+def _bare(name: str) -> str:
+    return name.lstrip("-").replace("-", "_").lower()

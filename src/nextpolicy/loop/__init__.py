@@ -1,0 +1,1 @@
+"""The loop of training: rounds, two ways to collect, populations, evaluation."""

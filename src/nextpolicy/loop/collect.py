@@ -1,0 +1,77 @@
+"""Collecting inside XLA: the behavioural policy acts in N environments for T steps, as one scan."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from nextpolicy.envs.base import DeviceEnv
+from nextpolicy.loop.actions import action_noise, random_actions, shape_action
+from nextpolicy.loop.episodes import Running, account, learned_reward
+from nextpolicy.loop.keys import MemberKeys, RoundKeys
+from nextpolicy.loop.state import Agent, Hypers, Setup, Workers
+from nextpolicy.types import Array, Episodes, Rollout
+
+
+def init_workers(setup: Setup, env: DeviceEnv, keys: MemberKeys) -> Workers:
+    """N environments at the start of an episode; at random ages, if there is a warm-up to grow into them."""
+    env_state, obs = env.reset(keys.key_envs, setup.local_envs)
+    desynchronise = getattr(env, "desynchronise", None)
+    if setup.config.environment.warmup_steps and desynchronise is not None:
+        env_state = desynchronise(keys.key_ages, env_state)
+    zeros = jnp.zeros(setup.local_envs, jnp.float32)
+    return Workers(env_state, obs, Running(zeros, zeros, jnp.zeros(setup.local_envs, jnp.int32)))
+
+
+def collect(
+    setup: Setup,
+    env: DeviceEnv,
+    hypers: Hypers,
+    agent: Agent,
+    workers: Workers,
+    keys: RoundKeys,
+    explore: Array | None = None,
+) -> tuple[Workers, Rollout, Episodes]:
+    """T steps of every environment under the behavioural policy, or at random if `explore` (one bool) holds."""
+    config = setup.config.environment
+    shape = (config.rollout_length, setup.local_envs)
+    policy = setup.networks.policy(setup.algorithm.behaviour(agent.learner))
+    # All of the policy's randomness at once: inside the loop, every kernel is launched at every step.
+    noise = action_noise(setup.spec, keys.key_act, shape)
+    uniform = None if explore is None else random_actions(setup.spec, keys.key_random, shape)
+
+    def one_step(
+        workers: Workers, inputs: tuple[Array, Array, Array | None]
+    ) -> tuple[Workers, tuple[Rollout, Episodes]]:
+        key, noise, uniform = inputs
+        dist = policy(workers.obs)
+        action = dist.perturbed(noise)
+        if explore is not None and uniform is not None:
+            action = jnp.where(explore, uniform, action)
+        env_state, step = env.step(key, workers.env_state, shape_action(setup.spec, action))
+        step = learned_reward(step, config.reward_clip)
+        running, discounted_return, ended = account(workers.running, step, hypers.algorithm.gamma)
+        assert step.next_obs is not None
+        taken = Rollout(
+            obs=workers.obs,
+            next_obs=step.next_obs,
+            action=action,
+            reward=step.reward,
+            terminated=step.terminated,
+            truncated=step.truncated,
+            behaviour_log_prob=step.reward,  # filled in below, for all steps at once
+            behaviour_dist=dist,
+            discounted_return=discounted_return,
+            valid=step.valid,
+        )
+        return Workers(env_state, step.obs, running), (taken, ended)
+
+    inputs = (jax.random.split(keys.key_env, config.rollout_length), noise, uniform)
+    workers, (rollout, ended) = jax.lax.scan(one_step, workers, inputs, unroll=_unroll(env))
+    log_prob = rollout.behaviour_dist.log_prob(rollout.action)
+    return workers, rollout._replace(behaviour_log_prob=log_prob), jax.tree.map(jnp.sum, ended)
+
+
+def _unroll(env: DeviceEnv) -> int:
+    """Steps per iteration: if a step is a few small kernels, the loop's overhead on an accelerator equals the work."""
+    return 1 if jax.default_backend() == "cpu" else getattr(env, "unroll", 1)

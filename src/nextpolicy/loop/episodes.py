@@ -1,0 +1,71 @@
+"""Episode accounting, for JAX arrays inside XLA and for NumPy arrays on the host alike."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from nextpolicy.types import Episodes, Step
+
+
+class Running(NamedTuple):
+    """The unfinished episodes of N environments, each [N]."""
+
+    discounted_return: Any  # of the rewards that are learned from
+    episode_return: Any  # of the scores that are reported
+    episode_length: Any
+
+
+def learned_reward(step: Step[Any], reward_clip: float) -> Step[Any]:
+    """The step with its reward clipped to [-reward_clip, reward_clip], and the unclipped one as its score."""
+    if reward_clip == float("inf"):
+        return step
+    score = step.reward if step.score is None else step.score
+    return step._replace(reward=step.reward.clip(-reward_clip, reward_clip), score=score)
+
+
+def account(running: Running, step: Step[Any], gamma: Any) -> tuple[Running, Any, Episodes]:
+    """(episodes after the step, discounted return [N] including this step, sums over the episodes that it ended).
+
+    An invalid step belongs to no episode.
+    """
+    xp = step.reward.__array_namespace__()
+    cut = step.terminated | step.truncated
+    over = cut if step.episode_over is None else step.episode_over
+    valid = xp.ones_like(cut) if step.valid is None else step.valid
+    reward = xp.where(valid, step.reward, 0.0)
+    score = reward if step.score is None else xp.where(valid, step.score, 0.0)
+    discounted = running.discounted_return * gamma + reward
+    returns, lengths = running.episode_return + score, running.episode_length + valid
+    after = Running(
+        discounted_return=xp.where(cut, 0.0, discounted),
+        episode_return=xp.where(over, 0.0, returns),
+        episode_length=xp.where(over, 0, lengths),
+    )
+    ended = Episodes(
+        returns=xp.sum(xp.where(over, returns, 0.0)),
+        lengths=xp.sum(xp.where(over, lengths, 0), dtype=xp.float32),
+        finished=xp.sum(over, dtype=xp.float32),
+    )
+    return after, discounted, ended
+
+
+class Tally(NamedTuple):
+    """The first episodes of N environments: how many have ended [N], and their returns and lengths [N, episodes]."""
+
+    done: Any
+    returns: Any
+    lengths: Any
+
+
+def count(tally: Tally, step: Step[Any]) -> Tally:
+    """The tally after a step; what comes after an environment's last episode is not counted."""
+    xp = step.reward.__array_namespace__()
+    over = step.terminated | step.truncated if step.episode_over is None else step.episode_over
+    score = step.reward if step.score is None else step.score
+    current = xp.arange(tally.returns.shape[1])[None, :] == tally.done[:, None]
+    current = current if step.valid is None else current & step.valid[:, None]
+    return Tally(
+        done=tally.done + over,
+        returns=tally.returns + xp.where(current, score[:, None], 0.0),
+        lengths=tally.lengths + current,
+    )

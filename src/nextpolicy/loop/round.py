@@ -1,0 +1,84 @@
+"""One round of approximate next policy sampling, for any algorithm and any criterion.
+
+Algorithm 2 of Sandhu and Parr, "Approximate Next Policy Sampling: Replacing Conservative Target Policy Updates in Deep
+RL" (arXiv 2605.05481). The behavioural policy beta_k has collected the rollout. The algorithm evaluates the frozen
+target pi on it and improves beta_k to beta_{k+1}. The criterion decides whether pi becomes beta_{k+1} or is held. If it
+always follows, this is the plain algorithm: PPO is SV-PPO with the gate always open.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from nextpolicy.core.shards import Shards
+from nextpolicy.loop.keys import RoundKeys
+from nextpolicy.loop.state import Agent, Hypers, Setup
+from nextpolicy.types import Array, Episodes, Evidence, Metrics, Rollout
+
+
+def one_round(
+    setup: Setup, hypers: Hypers, agent: Agent, rollout: Rollout, episodes: Episodes, keys: RoundKeys
+) -> tuple[Agent, Metrics]:
+    """Evaluate the target, improve the behavioural policy, decide whether the target follows."""
+    algorithm, criterion = setup.algorithm, setup.criterion
+    progress = agent.round / setup.config.num_rounds
+
+    # 1. Evaluate pi and improve beta_k on this round's data.
+    learner, evidence, fit = algorithm.learn(
+        hypers.algorithm, agent.learner, agent.target, without_artefacts(rollout), keys.key_learn, progress
+    )
+
+    # 2. Decide: plain and static members go by the count of rounds, the others by the criterion.
+    rounds_held = agent.rounds_held + 1
+    state, wanted, why = criterion.update(agent.criterion, evidence, hypers.criterion, progress)
+    accept = jnp.where(hypers.period > 0, rounds_held >= hypers.period, wanted)
+
+    # 3. The target jumps to beta_{k+1}, or is held.
+    behaviour = algorithm.behaviour(learner)
+    target = jax.tree.map(lambda new, old: jnp.where(accept, new, old), behaviour, agent.target)
+    after = Agent(learner, target, state, jnp.where(accept, 0, rounds_held), agent.round + 1, keys.key_next)
+    return after, {
+        **fit,
+        **why,
+        **episode_metrics(setup.shards, episodes),
+        **evidence_metrics(evidence, accept),
+        "accepted": accept,
+        "rounds_held": rounds_held,
+    }
+
+
+def warm_up_round(setup: Setup, agent: Agent, rollout: Rollout, keys: RoundKeys) -> Agent:
+    """A round of random actions: only statistics change, and the target, still the behavioural policy, follows."""
+    learner = setup.algorithm.warm_up(agent.learner, without_artefacts(rollout))
+    return agent._replace(learner=learner, target=setup.algorithm.behaviour(learner), key=keys.key_next_warm_up)
+
+
+def without_artefacts(rollout: Rollout) -> Rollout:
+    """Zeros in place of steps that are not valid.
+
+    Masking the losses is not enough: 0 * NaN is NaN, in a sum, in a trace and in a gradient.
+    """
+    if rollout.valid is None:
+        return rollout
+    valid = rollout.valid
+    blank = lambda x: jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, jnp.zeros_like(x))  # noqa: E731
+    return jax.tree.map(blank, rollout._replace(valid=None))._replace(valid=valid)
+
+
+def episode_metrics(shards: Shards, episodes: Episodes) -> Metrics:
+    """Means over the episodes that ended in this round; NaN if none did."""
+    total, length, count = shards.total(tuple(episodes))
+    some = jnp.where(count > 0, count, jnp.nan)
+    return {"episode_return": total / some, "episode_length": length / some, "episodes": count}
+
+
+def evidence_metrics(evidence: Evidence, accept: Array) -> Metrics:
+    """How far this round moved the target and the behavioural policy, and how far apart they were."""
+    return {
+        "diff_scale": evidence.scale,
+        "kl_target": jnp.where(accept, evidence.kl_jump, 0.0),
+        "kl_behaviour": evidence.kl_step,
+        "kl_drift": evidence.kl_drift,
+        "ratio_ess": evidence.ratio_ess,
+    }

@@ -1,0 +1,117 @@
+"""The state of one member; a population is the same with a leading member axis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nextpolicy.algos.base import Algorithm, Parts
+from nextpolicy.config import TrainConfig
+from nextpolicy.core.shards import Shards
+from nextpolicy.criteria import CRITERIA, Criterion
+from nextpolicy.envs.base import EnvSpec
+from nextpolicy.loop.episodes import Running
+from nextpolicy.settings import Settings, field_infos
+from nextpolicy.types import Array, Networks, PolicySnapshot, PyTree
+
+
+class Hypers(NamedTuple):
+    """The numbers of a member that are data, not code: they may differ between members of one compiled program."""
+
+    period: Array  # int32, rounds between target updates; 0 if the criterion decides
+    algorithm: Any  # the algorithm's settings, traced fields as arrays
+    criterion: PyTree  # the criterion's settings, or the caller's `criterion_params`
+
+
+class Agent(NamedTuple):
+    """What learns, and the frozen target policy that is evaluated."""
+
+    learner: PyTree  # the algorithm's: parameters, optimiser, statistics
+    target: PolicySnapshot
+    criterion: PyTree  # the criterion's state
+    rounds_held: Array  # int32, rounds since the target last changed
+    round: Array  # int32, rounds done
+    key: Array
+
+
+class Workers(NamedTuple):
+    """What runs inside XLA: N environments and their unfinished episodes."""
+
+    env_state: PyTree
+    obs: Array  # [N, ...]
+    running: Running
+
+
+class MemberState(NamedTuple):
+    """A member: what learns and what runs."""
+
+    agent: Agent
+    workers: PyTree  # Workers; () if environments run on the host, which cannot save their state
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """The parts of a run that are code, not data: fixed before compilation."""
+
+    config: TrainConfig
+    spec: EnvSpec
+    networks: Networks
+    criterion: Criterion
+    shards: Shards = Shards()
+
+    @property
+    def local_envs(self) -> int:
+        """Environments of one shard."""
+        return self.config.environment.num_envs // self.shards.count
+
+    @property
+    def algorithm(self) -> Algorithm:
+        batch_size = self.local_envs * self.config.environment.rollout_length
+        parts = Parts(self.networks, self.spec.obs_shape, batch_size, self.shards)
+        return self.config.algorithm_class(self.config.algorithm, parts)
+
+    def sharded(self, shards: Shards) -> Setup:
+        """The same run with its environments spread over shards."""
+        return replace(self, shards=shards)
+
+
+def make_criterion(config: TrainConfig, own: Criterion | None) -> Criterion:
+    """The caller's own criterion, or the one that the configuration names."""
+    return CRITERIA[config.run.criterion]() if own is None else own
+
+
+def population_hypers(config: TrainConfig, criterion_params: PyTree | None = None) -> Hypers:
+    """The members' numbers, leaves [M]; `criterion_params` (leaves [M]) are those of the caller's own criterion."""
+    members = config.members()
+    periods = [config.period(m) for m in members]
+    if criterion_params is None:
+        own = [config.section_of("criterion", m) for m in members]
+        own = [s.periodic(period) if period else s for s, period in zip(own, periods, strict=True)]
+        criterion_params = _columns(own)
+    algorithm = _columns([config.section_of("algorithm", m) for m in members])
+    return Hypers(np.asarray(periods, np.int32), algorithm, criterion_params)  # type: ignore[arg-type]
+
+
+def _columns(settings: list[Settings]) -> Any:
+    """One settings object whose traced fields are columns [M]."""
+    infos = [info for info in field_infos("", type(settings[0])) if info.traced]
+    columns = {
+        i.name: np.asarray([getattr(s, i.name) for s in settings], bool if i.annotation is bool else np.float32)
+        for i in infos
+    }
+    made = object.__new__(type(settings[0]))  # validation is for numbers, not for columns of them
+    for field in fields(settings[0]):  # type: ignore[arg-type]
+        object.__setattr__(made, field.name, columns.get(field.name, getattr(settings[0], field.name)))
+    return made
+
+
+def init_agent(setup: Setup, key: Array) -> Agent:
+    """A fresh agent: the target starts as the behavioural policy."""
+    key_learner, key_rest = jax.random.split(key)
+    learner = setup.algorithm.init(key_learner)
+    zero = jnp.zeros((), jnp.int32)
+    return Agent(learner, setup.algorithm.behaviour(learner), setup.criterion.init(), zero, zero, key_rest)

@@ -1,0 +1,129 @@
+"""Settings as frozen dataclasses: every field carries its help text and its bounds, and says whether it may be swept.
+
+An algorithm and a criterion each declare a `Settings` class of their own with `setting(...)`. The flat names of all
+fields serve Python (`train(..., num_envs=64)`), the command line (`--num-envs 64`) and `config.json`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax
+
+FLOAT32_MAX = 3.4e38  # larger finite numbers would be infinite in float32
+INT32_MAX = 2**31 - 1  # compiled programs count samples in int32
+EXACT_INTEGER = 2**24  # float32 represents every integer up to here
+
+T = TypeVar("T")
+
+
+class ConfigError(ValueError):
+    """An invalid setting, in one line: what was expected, what was got."""
+
+
+def shown(value: object) -> str:
+    """A value as an error message shows it: on one line and at most 80 characters long."""
+    try:
+        text = f"{value:.12g}" if isinstance(value, float) else repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or a deeply nested list
+        return f"{type(value).__name__} too large to show"
+    text = " ".join(text.split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def setting(
+    default: Any,
+    help_text: str,
+    *,
+    traced: bool = False,
+    low: float | None = None,
+    high: float = math.inf,
+    interval: str = "",
+) -> Any:
+    """A field with its help text.
+
+    traced    whether members of one population may have different values
+    low, high bounds of a number; `high=inf` means that infinity is allowed and has a meaning
+    interval  how an error message describes the bounds, where "at least ... and at most ..." is clumsy
+    """
+    metadata = {"help": help_text, "traced": traced, "low": low, "high": high, "interval": interval}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+class Settings:
+    """Base class of settings. Subclasses are decorated with `@settings`."""
+
+    def check(self, batch_size: int) -> None:
+        """Raise `ConfigError` for values that do not fit together; called with the values of each member."""
+
+    def environment_shards(self, num_envs: int) -> int:
+        """The environments may be split into any number of shards that divides this."""
+        return num_envs
+
+    def periodic(self: T, period: int) -> T:
+        """The settings of a member that updates its target every `period` rounds; only metrics depend on them."""
+        return self
+
+
+@typing.dataclass_transform(frozen_default=True, field_specifiers=(setting,))
+def settings(cls: type[T]) -> type[T]:
+    """Make `cls` a frozen dataclass and a pytree: traced fields are leaves, the others are static."""
+    made: Any = dataclass(frozen=True)(cls)
+    traced = [f.name for f in dataclasses.fields(made) if f.metadata["traced"]]
+    static = [f.name for f in dataclasses.fields(made) if not f.metadata["traced"]]
+
+    def flatten(tree: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+        leaves = [(jax.tree_util.GetAttrKey(name), getattr(tree, name)) for name in traced]
+        return leaves, tuple(getattr(tree, name) for name in static)
+
+    def unflatten(constants: tuple[Any, ...], leaves: Iterable[Any]) -> Any:
+        tree = object.__new__(made)  # no validation: JAX also puts axis numbers and shapes where the numbers were
+        for name, value in zip((*traced, *static), (*leaves, *constants), strict=True):
+            object.__setattr__(tree, name, value)
+        return tree
+
+    jax.tree_util.register_pytree_with_keys(made, flatten, unflatten)
+    return made  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class FieldInfo:
+    """A field as the command line and error messages need it. `section` is the attribute of `TrainConfig`."""
+
+    name: str
+    section: str
+    annotation: Any
+    help: str
+    traced: bool
+    low: float | None  # None: not a bounded number
+    high: float
+    interval: str
+
+
+def field_infos(section: str, cls: type) -> Iterator[FieldInfo]:
+    """Every field of a settings class."""
+    hints = typing.get_type_hints(cls)
+    for f in dataclasses.fields(cls):
+        yield FieldInfo(f.name, section, hints[f.name], **{n: f.metadata[n] for n in _METADATA})
+
+
+_METADATA = ("help", "traced", "low", "high", "interval")
+
+
+def check_number(info: FieldInfo, got: object) -> None:
+    """Raise `ConfigError` unless `got` is a number of the field's type within its bounds."""
+    assert info.low is not None
+    kinds = (int,) if info.annotation is int else (int, float)
+    fits = isinstance(got, kinds) and not isinstance(got, bool) and (abs(got) <= FLOAT32_MAX or got == math.inf)
+    if not fits or not info.low <= typing.cast(float, got) <= info.high:
+        kind = "whole number" if info.annotation is int else "number"
+        top = f"{FLOAT32_MAX:g}, or inf" if info.high == math.inf else f"{info.high:.16g}"
+        bounds = info.interval or f"of at least {info.low:.16g} and at most {top}"
+        raise ConfigError(f"{info.name}: expected a {kind} {bounds}, got {shown(got)}")

@@ -1,1 +1,0 @@
-"""Training: state, collection, the learning round, the loops around it, evaluation."""
