@@ -27,8 +27,7 @@ from nextpolicy import presets
 from nextpolicy.config import TrainConfig
 from nextpolicy.envs import build as envs
 from nextpolicy.nets import build as nets
-from nextpolicy.studies import four_rooms_exact as exact
-from nextpolicy.studies import four_rooms_summary as summary
+from nextpolicy.studies.four_rooms import exact, summary
 from nextpolicy.tabular import four_rooms
 from nextpolicy.train.device_loop import build_program
 from nextpolicy.train.state import Setup, population_hypers

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from nextpolicy import presets
-from nextpolicy.bench.main import parse_works
+from nextpolicy.bench.work import parse_works
 from nextpolicy.run.training import Job, make_job
 from nextpolicy.train.device_loop import member_init, over_members, population_mode
 from nextpolicy.train.rollout import collect

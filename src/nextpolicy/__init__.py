@@ -12,10 +12,10 @@ from nextpolicy._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from nextpolicy.core.gate import GateParams as GateParams
-    from nextpolicy.run.api import Run as Run
     from nextpolicy.run.api import load as load
     from nextpolicy.run.api import resume as resume
     from nextpolicy.run.api import train as train
+    from nextpolicy.run.run import Run as Run
 
 __all__ = ["GateParams", "Run", "__version__", "load", "resume", "train"]
 
@@ -39,7 +39,7 @@ class _Lazy:
 
 class _Package(ModuleType):
     GateParams = _Lazy("nextpolicy.core.gate", "GateParams")
-    Run = _Lazy("nextpolicy.run.api", "Run")
+    Run = _Lazy("nextpolicy.run.run", "Run")
     load = _Lazy("nextpolicy.run.api", "load")
     resume = _Lazy("nextpolicy.run.api", "resume")
     train = _Lazy("nextpolicy.run.api", "train")

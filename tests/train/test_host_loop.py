@@ -18,11 +18,11 @@ import pytest
 from gymnasium import spaces
 
 import nextpolicy
+from nextpolicy.cli.main import main as cli
 from nextpolicy.config import FIELDS, ConfigError
 from nextpolicy.core import running_stats
 from nextpolicy.envs.base import Box, EnvSpec, HostEnvError
 from nextpolicy.run import checkpoint
-from nextpolicy.run.cli import main as cli
 from nextpolicy.run.folder import RunFolder
 from nextpolicy.run.training import make_job, run_job
 from nextpolicy.train import host_loop

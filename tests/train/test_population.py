@@ -227,7 +227,7 @@ def test_two_processes_write_one_run(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "nextpolicy.run.cli", "train", "probe/action-observation", "--quiet"]
+    command = [sys.executable, "-m", "nextpolicy", "train", "probe/action-observation", "--quiet"]
     fields = {"algo": "ppo,sv-static", "seeds": 2, "num_envs": 4, "rollout_length": 8, "minibatch_size": 16}
     fields |= {"total_env_steps": 320, "hidden": "8", "block_rounds": 4}
     command += [word for k, v in fields.items() for word in (f"--{k.replace('_', '-')}", str(v))]

@@ -16,7 +16,7 @@ from nextpolicy.train.evaluate import trajectory
 from nextpolicy.train.host_evaluate import actor, film_host
 
 if TYPE_CHECKING:
-    from nextpolicy.run.api import Run
+    from nextpolicy.run.run import Run
 
 _MOST_FRAMES = 1000
 _MILLISECONDS = 60  # of one frame
