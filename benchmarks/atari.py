@@ -32,7 +32,7 @@ import atari_learning
 from atari_rounds import Contender, act_seconds, start_worker
 from atari_settings import write
 from nextpolicy.run.program_cache import enable_cache
-from nextpolicy.train.host_collect import Worker
+from nextpolicy.loop.host_collect import Worker
 
 # Network and precision, then its rows: algorithm and groups. Most important first: what does not fit is left out.
 ROWS: list[tuple[str, str, list[tuple[str, int]]]] = [

@@ -16,7 +16,7 @@ import numpy as np
 
 from atari_settings import SHORT_RUN, config, write
 from nextpolicy.run.training import make_job
-from nextpolicy.train.host_loop import HostLoop
+from nextpolicy.loop.host_loop import HostLoop
 
 ALGOS = ("ppo", "sv-dynamic")
 COLUMNS = ("game", "variant", "round", "env_steps", "seconds", "episode_return", "episodes", "accepted")

@@ -13,8 +13,8 @@ import numpy as np
 
 from atari_settings import config
 from nextpolicy.run.training import make_job
-from nextpolicy.train.host_collect import Worker
-from nextpolicy.train.host_loop import HostLoop
+from nextpolicy.loop.host_collect import Worker
+from nextpolicy.loop.host_loop import HostLoop
 
 
 def start_worker(options: argparse.Namespace, groups: int) -> Worker:

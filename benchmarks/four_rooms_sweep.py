@@ -27,11 +27,10 @@ from nextpolicy.config import presets
 from nextpolicy.config import TrainConfig
 from nextpolicy.envs import build as envs
 from nextpolicy.nets import build as nets
-from nextpolicy.studies import four_rooms_exact as exact
-from nextpolicy.studies import four_rooms_summary as summary
+from nextpolicy.studies.four_rooms import exact, summary
 from nextpolicy.tabular import four_rooms
-from nextpolicy.train.device_loop import build_program
-from nextpolicy.train.state import Setup, population_hypers
+from nextpolicy.loop.population import build_program
+from nextpolicy.loop.state import Setup, population_hypers
 
 ALGOS = ("ppo", "sv-dynamic")
 

@@ -66,13 +66,14 @@ def read(description: str) -> tuple[str, str, int, list[str], dict[str, Any]]:
 
 def check(options: argparse.Namespace, description: str) -> None:
     """Raise where a contender cannot do the work, or would do another."""
-    from nextpolicy.bench import main as bench
+    from nextpolicy.bench import comparison
+    from nextpolicy.bench.work import Work
 
     env, _, members, names, fields = read(description)
     for name in names:
-        if name not in (*bench.OWN, "purejaxrl"):
-            raise ValueError(f"work: got {description}, takes contenders of {', '.join(bench.OWN)}, purejaxrl")
-        bench.check(name, bench.Work(env, members, fields), options)
+        if name not in (*comparison.OWN, "purejaxrl"):
+            raise ValueError(f"work: got {description}, takes contenders of {', '.join(comparison.OWN)}, purejaxrl")
+        comparison.check(name, Work(env, members, fields), comparison.Options(purejaxrl=options.purejaxrl))
 
 
 def conduct(options: argparse.Namespace) -> list[str]:
@@ -122,11 +123,14 @@ def work(options: argparse.Namespace, description: str) -> None:
 
 def compiled(options: argparse.Namespace, description: str) -> tuple[list[Any], dict[str, int]]:
     """The contenders, with all compiled that they will run, and how many rounds each is to do in a turn."""
-    from nextpolicy.bench import main as bench
+    from nextpolicy.bench.comparison import Options, make
+    from nextpolicy.bench.measure import lengths
+    from nextpolicy.bench.work import Work
 
     env, _, members, names, fields = read(description)
-    made = [bench.make(name, bench.Work(env, members, fields), options) for name in names]
-    return made, bench.lengths(made, options.seconds)
+    settings = Options(purejaxrl=options.purejaxrl)
+    made = [make(name, Work(env, members, fields), settings) for name in names]
+    return made, lengths(made, options.seconds)
 
 
 if __name__ == "__main__":

@@ -24,11 +24,11 @@ import jax
 import jax.numpy as jnp
 
 from nextpolicy.config import presets
-from nextpolicy.bench.main import parse_works
+from nextpolicy.bench.work import parse_works
 from nextpolicy.run.training import Job, make_job
-from nextpolicy.train.device_loop import member_init, over_members, population_mode
-from nextpolicy.train.rollout import collect
-from nextpolicy.train.update import evaluate_target, improve, learn_round
+from nextpolicy.loop.population import member_init, over_members, population_mode
+from nextpolicy.loop.collect import collect
+from nextpolicy.loop.round import evaluate_target, improve, learn_round
 
 NEEDS = {
     "collect": (),

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-COMMAND = [sys.executable, "-m", "nextpolicy.run.cli"]
+COMMAND = [sys.executable, "-m", "nextpolicy"]
 
 
 def main() -> None:

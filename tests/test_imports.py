@@ -15,7 +15,8 @@ import nextpolicy
 PACKAGE = Path(nextpolicy.__file__).parent
 
 # Which parts of the package a part may import, at any depth in the code:
-# run -> train -> {nets, envs, core} -> types; tabular -> core -> types; report sees files, never the training.
+# cli -> {studies, bench, experiments, report} -> run -> train -> {nets, envs, core} -> types; tabular -> core -> types.
+# report reads files and never imports the training. Nothing but __main__ imports cli.
 _SETTINGS = {"_version", "config", "extras", "presets", "runfiles"}
 _TRAINING = {"types", "core", "nets", "envs", "train"} | _SETTINGS
 MAY_IMPORT = {
@@ -31,11 +32,13 @@ MAY_IMPORT = {
     "envs": {"types", "core", "tabular"} | _SETTINGS,
     "train": _TRAINING,
     "report": _SETTINGS,
-    "studies": _TRAINING | {"tabular", "run", "report"},
-    "bench": _TRAINING | {"tabular", "run", "report"},
-    "run": _TRAINING | {"tabular", "report", "studies", "bench"},
-    "__main__": {"run"},
-    "__init__": _TRAINING | {"tabular", "run", "report", "studies"},
+    "run": _TRAINING | {"tabular"},
+    "studies": _TRAINING | {"tabular", "run"},
+    "bench": _TRAINING | {"tabular", "run"},
+    "experiments": _TRAINING | {"run"},
+    "cli": _TRAINING | {"tabular", "run", "report", "studies", "bench", "experiments"},
+    "__main__": {"cli"},
+    "__init__": _TRAINING | {"tabular", "run"},
 }
 # Neighbours on one level, and this one module only: networks are built from the description of an environment.
 EXCEPTIONS = {("nets", "nextpolicy.envs.base")}
@@ -44,7 +47,7 @@ CORE_LIBRARIES = {"jax", "numpy", "nextpolicy"} | sys.stdlib_module_names
 
 
 def part_of(module: str) -> str:
-    """The part a dotted module name belongs to: `nextpolicy.core.gate` to `core`, `nextpolicy` to `__init__`."""
+    """The part a dotted module name belongs to: `nextpolicy.criteria.stable_values` to `core`, `nextpolicy` to `__init__`."""
     names = module.split(".")
     return names[1] if len(names) > 1 else "__init__"
 
@@ -101,6 +104,34 @@ def complaints(source: str, module: str, is_package: bool = False) -> list[str]:
     return found
 
 
+def imported_parts(source: str, module: str, is_package: bool = False) -> set[str]:
+    """The other parts that the source of `module` imports anywhere: lazily and under TYPE_CHECKING too."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        for name in imported_modules(node, module, is_package):
+            if name.split(".")[0] == "nextpolicy":
+                found.add(part_of(name) if part_of(name) in MAY_IMPORT else "__init__")
+    return found - {part_of(module)}
+
+
+def find_cycle(imports: dict[str, set[str]]) -> list[str]:
+    """Parts that import each other in a circle, the first one repeated at the end; empty if there are none."""
+    done: set[str] = set()
+
+    def visit(part: str, path: list[str]) -> list[str]:
+        if part in path:
+            return [*path[path.index(part) :], part]
+        if part in done:
+            return []
+        for other in sorted(imports.get(part, ())):
+            if cycle := visit(other, [*path, part]):
+                return cycle
+        done.add(part)
+        return []
+
+    return next((cycle for part in sorted(imports) if (cycle := visit(part, []))), [])
+
+
 def modules() -> list[tuple[str, Path]]:
     """Every module of the package, as (dotted name, file)."""
     names = []
@@ -119,23 +150,29 @@ def test_imports_point_one_way(module, file):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("nextpolicy.core.gate", "from nextpolicy.train import update"),
-        ("nextpolicy.core.gate", "from nextpolicy import train"),
-        ("nextpolicy.core.gate", "import nextpolicy.train.update as u"),
-        ("nextpolicy.core.gate", "import nextpolicy"),
-        ("nextpolicy.core.gate", "from ..train import update"),
-        ("nextpolicy.core.gate", "from .. import train"),
-        ("nextpolicy.core.gate", "def f():\n    from nextpolicy.envs import base"),
-        ("nextpolicy.core.gate", "import pandas"),
-        ("nextpolicy.core.gate", "import optax"),
+        ("nextpolicy.criteria.stable_values", "from nextpolicy.train import update"),
+        ("nextpolicy.criteria.stable_values", "from nextpolicy import train"),
+        ("nextpolicy.criteria.stable_values", "import nextpolicy.loop.round as u"),
+        ("nextpolicy.criteria.stable_values", "import nextpolicy"),
+        ("nextpolicy.criteria.stable_values", "from ..train import update"),
+        ("nextpolicy.criteria.stable_values", "from .. import train"),
+        ("nextpolicy.criteria.stable_values", "def f():\n    from nextpolicy.envs import base"),
+        ("nextpolicy.criteria.stable_values", "import pandas"),
+        ("nextpolicy.criteria.stable_values", "import optax"),
         ("nextpolicy.types", "from nextpolicy.core import check"),
         ("nextpolicy.tabular.mdp", "from nextpolicy.envs import base"),
         ("nextpolicy.nets.build", "from nextpolicy.train import state"),
         ("nextpolicy.nets.build", "from nextpolicy.envs.brax import make"),
         ("nextpolicy.envs.base", "from nextpolicy.nets.build import build"),
         ("nextpolicy.envs.base", "from nextpolicy.run import metrics"),
-        ("nextpolicy.train.update", "from nextpolicy.run import checkpoint"),
-        ("nextpolicy.train.update", "from nextpolicy import resume"),
+        ("nextpolicy.loop.round", "from nextpolicy.run import checkpoint"),
+        ("nextpolicy.loop.round", "from nextpolicy import resume"),
+        ("nextpolicy.run.api", "from nextpolicy.report import write"),
+        ("nextpolicy.run.api", "def f():\n    from nextpolicy.studies.theory import study"),
+        ("nextpolicy.run.api", "def f():\n    from nextpolicy.experiments import engines"),
+        ("nextpolicy.run.api", "from nextpolicy.bench import comparison"),
+        ("nextpolicy.experiments.engines", "from nextpolicy.cli import suite"),
+        ("nextpolicy.report.html", "from nextpolicy.cli import parsing"),
         ("nextpolicy.report.tables", "from nextpolicy.train import state"),
         ("nextpolicy.report.tables", "from nextpolicy.envs import base"),
         ("nextpolicy.report.tables", "from nextpolicy.nets import build"),
@@ -154,9 +191,9 @@ def test_a_wrong_import_is_noticed(module, source):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("nextpolicy.core.gate", "import math\nimport jax.numpy as jnp\nfrom nextpolicy.core import check"),
-        ("nextpolicy.core.gate", "from . import check\nfrom ..types import Array"),
-        ("nextpolicy.train.update", "from nextpolicy.core import gate\nfrom nextpolicy import nets"),
+        ("nextpolicy.criteria.stable_values", "import math\nimport jax.numpy as jnp\nfrom nextpolicy.core import check"),
+        ("nextpolicy.criteria.stable_values", "from . import check\nfrom ..types import Array"),
+        ("nextpolicy.loop.round", "from nextpolicy.core import gate\nfrom nextpolicy import nets"),
         ("nextpolicy.envs.gymnax", "def make():\n    import gymnax\n    return gymnax.make"),
         ("nextpolicy.envs.gymnax", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import gymnax"),
         ("nextpolicy.report.tables", "import pandas\nfrom nextpolicy import presets"),
@@ -165,6 +202,40 @@ def test_a_wrong_import_is_noticed(module, source):
 )
 def test_a_right_import_is_not(module, source):
     assert complaints(source, module) == []
+
+
+def sources() -> dict[str, set[str]]:
+    """What each part of the package imports."""
+    imports: dict[str, set[str]] = {}
+    for module, file in modules():
+        parts = imported_parts(file.read_text(encoding="utf-8"), module, file.stem == "__init__")
+        imports.setdefault(part_of(module), set()).update(parts)
+    return imports
+
+
+def test_there_are_no_package_cycles():
+    assert find_cycle(sources()) == []
+    assert find_cycle({part: allowed - {part} for part, allowed in MAY_IMPORT.items()}) == [], "the table allows one"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from nextpolicy.studies.theory import checks",
+        "def f():\n    def g():\n        from nextpolicy import studies",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import nextpolicy.studies.page as page",
+        "class Run:\n    def report(self):\n        from ..studies import page",
+    ],
+)
+def test_a_package_cycle_is_noticed(source):
+    imports = sources()
+    imports["run"] = imports["run"] | imported_parts(source, "nextpolicy.run.folder")
+    assert find_cycle(imports) == ["run", "studies", "run"]
+
+
+def test_a_long_cycle_is_noticed_and_a_diamond_is_not():
+    assert find_cycle({"a": {"b", "c"}, "b": {"d"}, "c": {"d"}, "d": set()}) == []
+    assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"d"}, "d": {"b"}}) == ["b", "c", "d", "b"]
 
 
 def test_importing_the_package_loads_no_suite():

@@ -21,8 +21,8 @@ import pytest
 from gymnasium import spaces, wrappers
 
 import nextpolicy
+from nextpolicy.cli.main import main
 from nextpolicy.envs import build as envs
-from nextpolicy.run.cli import main
 from run.helpers import environment
 
 pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse]
@@ -155,7 +155,7 @@ def interrupted(out: Path, fields: dict[str, Any]) -> tuple[int, str]:
     # A test that runs in the background of a shell inherits that SIGINT is ignored.
     code = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from nextpolicy.run.cli import main; sys.exit(main(sys.argv[1:]))"
+        "from nextpolicy.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, "train", "gymnax/CartPole-v1", "--out", str(out), "--quiet", *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as process:

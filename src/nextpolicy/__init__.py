@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from nextpolicy._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from nextpolicy.core.gate import GateParams as GateParams
-    from nextpolicy.run.api import Run as Run
+    from nextpolicy.criteria.stable_values import GateParams as GateParams
     from nextpolicy.run.api import load as load
     from nextpolicy.run.api import resume as resume
     from nextpolicy.run.api import train as train
+    from nextpolicy.run.run import Run as Run
 
 __all__ = ["GateParams", "Run", "__version__", "load", "resume", "train"]
 
@@ -38,8 +38,8 @@ class _Lazy:
 
 
 class _Package(ModuleType):
-    GateParams = _Lazy("nextpolicy.core.gate", "GateParams")
-    Run = _Lazy("nextpolicy.run.api", "Run")
+    GateParams = _Lazy("nextpolicy.criteria.stable_values", "GateParams")
+    Run = _Lazy("nextpolicy.run.run", "Run")
     load = _Lazy("nextpolicy.run.api", "load")
     resume = _Lazy("nextpolicy.run.api", "resume")
     train = _Lazy("nextpolicy.run.api", "train")

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from nextpolicy.bench import contenders
-from nextpolicy.bench import main as bench
 from nextpolicy.bench import measure as harness
 from nextpolicy.bench.brax_peer import nearest_divisor
 from nextpolicy.bench.contenders import Contender, Reached, Timing, reached
+from nextpolicy.bench.work import parse_works
+from nextpolicy.cli import main as cli
 from nextpolicy.config import ConfigError
-from nextpolicy.run import cli
 
 SMALL = ["--set", "num_envs=2", "rollout_length=4", "minibatch_size=8", "hidden=4", "total_env_steps=80"]
 
@@ -92,14 +92,14 @@ def test_the_time_to_a_return_is_told_for_those_who_know_it():
 
 
 def test_works_are_environments_times_members_times_numbers_of_environments():
-    works = bench.parse_works(["a/b:1,2", "c/d:3:hidden=8,8:lam=0.9", "e"], "4", "16,32", ["gamma=0.9"])
+    works = parse_works(["a/b:1,2", "c/d:3:hidden=8,8:lam=0.9", "e"], "4", "16,32", ["gamma=0.9"])
     assert [(w.env, w.members, w.fields["num_envs"]) for w in works] == [
         *[("a/b", 1, 16), ("a/b", 1, 32), ("a/b", 2, 16), ("a/b", 2, 32)],
         *[("c/d", 3, 16), ("c/d", 3, 32), ("e", 4, 16), ("e", 4, 32)],
     ]
     assert works[4].fields == {"gamma": "0.9", "hidden": "8,8", "lam": "0.9", "num_envs": 16}
-    with pytest.raises(ConfigError, match="set: got 'hiden=8'"):
-        bench.parse_works(["c/d:3:hiden=8"], "1", "", [])
+    with pytest.raises(ConfigError, match="got 'hiden=8'; did you mean 'hidden'"):
+        parse_works(["c/d:3:hiden=8"], "1", "", [])
 
 
 def test_brax_takes_the_nearest_number_of_minibatches_it_can_cut():
@@ -143,7 +143,7 @@ def test_works_compiled_side_by_side_are_told_in_order_and_one_that_fails_loses_
     arguments = ["--contenders", "simulator", "--seconds", "0.01", "--compile-threads", "3", "--out", str(out)]
     assert cli.main(["bench", *works, *arguments, *SMALL]) == 2
     told = capsys.readouterr()
-    assert "1 of the works failed: gym/CartPole-v1" in told.err
+    assert "1 of 3 works failed: gym/CartPole-v1" in told.err
     assert told.out.index("probe/constant") < told.out.index("probe/observation")
     assert [(r["env"], r["members"]) for r in json.loads(out.read_text())["rows"]] == [
         ("probe/constant", 2),
@@ -154,26 +154,32 @@ def test_works_compiled_side_by_side_are_told_in_order_and_one_that_fails_loses_
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--contenders", "ppq"], "contenders: got 'ppq'"),
-        (["--contenders", "ppo,ppo"], "contenders: got 'ppo' twice"),
-        (["--seconds", "nan"], "seconds: got nan, takes a positive number"),
-        (["--seconds", "-1"], "seconds: got -1.0, takes a positive number"),
-        (["--out", "nowhere/x.json"], "takes a file in a folder that exists"),
-        (["--set", "algo=ppo"], "set: got algo, which contenders have each their own; takes --contenders instead"),
-        (["--set", "seeds=3"], "takes --members instead"),
-        (["--members", "0"], "members: got '0'"),
-        (["--members", "x"], "members: got 'x'"),
-        (["--num-envs", "8,0"], "num-envs: got '8,0'"),
+        (["--contenders", "ppq"], "contenders: expected some of ppo, sv-static, sv-dynamic, all, simulator, purejaxrl"),
+        (["--contenders", "ppo,ppo"], "contenders: expected each once, got 'ppo' twice"),
+        (["--seconds", "nan"], "seconds: expected a positive number of at most 86400, got nan"),
+        (["--seconds", "-1"], "seconds: expected a positive number of at most 86400, got -1.0"),
+        (["--out", "nowhere/x.json"], "out: expected a file in an existing folder, got nowhere/x.json"),
+        (["--set", "algo=ppo"], "set: expected a field that contenders share, got algo; use --contenders instead"),
+        (["--set", "seeds=3"], "use --members instead"),
+        (
+            ["--members", "0"],
+            "members: expected whole numbers of at least 1 and at most 10000, separated by commas, got '0'",
+        ),
+        (["--members", "x"], "got 'x'"),
+        (["--num-envs", "8,0"], "num-envs: expected whole numbers of at least 1, separated by commas, got '8,0'"),
         (["--repeats", "0"], "repeats: got 0, takes a whole number of at least 1"),
-        (["--set", "num_env=3"], "set: got 'num_env=3'"),
-        (["--contenders", "all", "--members", "4"], "all: got 4 members, takes a multiple of 3"),
+        (["--set", "num_env=3"], "got 'num_env=3'; did you mean 'num_envs'"),
+        (
+            ["--contenders", "all", "--members", "4"],
+            "all: expected a multiple of 3 members, a third for each algorithm, got 4",
+        ),
         (["--contenders", "purejaxrl"], "takes --purejaxrl with the path"),
         (["--contenders", "purejaxrl", "--purejaxrl", "nowhere"], "takes a checkout that has ppo.py"),
         (["--contenders", "brax"], "brax: got gymnax/CartPole-v1, takes environments of brax/"),
         (["--contenders", "ppo,sb3"], "pip install stable-baselines3"),
         (["--contenders", "rejax", "--peer-python", "rejax=nowhere"], "rejax: got nowhere, takes the Python"),
-        (["--peer-python", "sb4=x"], "peer-python: got 'sb4=x', takes NAME=PATH"),
-        (["--peer-python", "sb3"], "peer-python: got 'sb3', takes NAME=PATH"),
+        (["--peer-python", "sb4=x"], "got 'sb4=x'"),
+        (["--peer-python", "sb3"], "peer-python: expected NAME=PATH with a name of"),
     ],
 )
 def test_wrong_words_are_answered_in_one_line(arguments, words, capsys):

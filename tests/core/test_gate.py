@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nextpolicy.core import gate
-from nextpolicy.core.gate import GateParams, GateState
+from nextpolicy.criteria.stable_values import GateParams, GateState
 
 INF, NAN = float("inf"), float("nan")
 

@@ -45,7 +45,7 @@ class Stream(NamedTuple):
 
     first_obs: np.ndarray
     action: np.ndarray  # [T, N, ...]
-    step: Any  # EnvStep of [T, N, ...]
+    step: Any  # Step of [T, N, ...]
     traces: int  # how often JAX traced the step
 
 

@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator
 from typing import Literal, get_args, get_origin
 
+from nextpolicy.cli.main import COMMANDS
 from nextpolicy.config import FIELDS
-from nextpolicy.run.cli import COMMANDS
 
 from .values import MISSPELT, NUMBERS, text, words
 

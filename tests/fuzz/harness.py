@@ -13,8 +13,9 @@ from typing import Any
 import jax
 import pytest
 
-from nextpolicy.report import command, html
-from nextpolicy.run import api, cli, engines, training
+from nextpolicy.experiments import engines
+from nextpolicy.report import html
+from nextpolicy.run import api, processes, run, training
 
 SECONDS = 20.0  # of one input; most take milliseconds, but the machine may be busy
 MOST_ROUNDS = 10_000  # that one compiled call may hold the metrics of
@@ -49,19 +50,20 @@ def _would_compile(*_: Any, capacity: int, **__: Any) -> Any:
 @contextlib.contextmanager
 def no_work() -> Iterator[None]:
     """Parsing, configuration, validation and messages as they are; training, evaluating and drawing only pretended."""
-    from nextpolicy.bench import main as bench
-    from nextpolicy.report import watch
+    from nextpolicy.bench import comparison
+    from nextpolicy.report import watch, write
     from nextpolicy.run import video
-    from nextpolicy.studies import four_rooms_study, theory
+    from nextpolicy.studies.four_rooms import study as four_rooms_study
+    from nextpolicy.studies.theory import study as theory_study
 
     work = [
-        (api, "evaluate"),
-        (api, "evaluate_host"),
+        (run, "evaluate"),
+        (run, "evaluate_host"),
         (video, "record"),
-        (bench, "_prepared"),
+        (comparison, "_prepared"),
         (four_rooms_study, "run"),
-        (theory, "run"),
-        (command, "write_own"),
+        (theory_study, "run"),
+        (write, "write_own"),
         (watch.ThreadingHTTPServer, "serve_forever"),
         (jax.distributed, "initialize"),
     ]
@@ -75,7 +77,7 @@ def no_work() -> Iterator[None]:
         patch.setattr(engines, "run_task", done)
         patch.setattr(engines.RayEngine, "run", lambda self, tasks, *_: [done() for _ in tasks])
         patch.setattr(html, "page", lambda *_, **__: "")
-        patch.setattr(cli, "_use_all_cores", lambda: None)
+        patch.setattr(processes, "use_all_cores", lambda: None)
         yield
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import nextpolicy
-from nextpolicy.run import suite
-from nextpolicy.run.cli import main
+from nextpolicy.cli.main import main
+from nextpolicy.experiments import catalogue
 
 from . import command_lines, documents
 from .harness import fault_of, no_work, report, state_of
@@ -38,7 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     precious.mkdir()
     work.mkdir()
     (precious / "suite.toml").write_text(SUITE)
-    config = suite.load(str(precious / "suite.toml")).config("probe/action")
+    config = catalogue.load(str(precious / "suite.toml")).config("probe/action")
     run = nextpolicy.train("probe/action", preset="default", out=precious / "run", quiet=True, **_fields(config))
     rows = [{"member": i, "variant": m.variant, "mean": 1.5} for i, m in enumerate(run.members)]
     (precious / "run" / "evaluation.json").write_text(json.dumps(rows))

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from nextpolicy.cli import main as cli
 from nextpolicy.report import watch
-from nextpolicy.run import cli
 
 from .browser import MISSING, Browser
 from .synthetic import lively, write_run
@@ -160,7 +160,7 @@ def test_hovering_and_arrow_keys_say_member_round_and_value(window, page):
 
 
 def test_thirty_six_members_on_twelve_environments_load_within_two_seconds(window, tmp_path):
-    from nextpolicy.run.suite import SUITES
+    from nextpolicy.experiments.catalogue import SUITES
 
     for i, env in enumerate(SUITES["brax"].environments):
         write_run(tmp_path / "runs" / env[5:], env, seeds=12, columns=lively(i), rounds=2441, parts=1)

@@ -16,10 +16,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from nextpolicy.cli import main as cli
 from nextpolicy.report import curves, files, watch
 from nextpolicy.report.comparable import load_all
 from nextpolicy.report.tables import compare
-from nextpolicy.run import cli
 
 from .synthetic import lively, write_run
 

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from nextpolicy.cli import main as cli
 from nextpolicy.report import figures
 from nextpolicy.report.comparable import load_all
-from nextpolicy.run import cli
 
 from .synthetic import write_run
 from .test_page import section, text_of

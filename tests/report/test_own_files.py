@@ -10,8 +10,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from nextpolicy.cli import main as cli
 from nextpolicy.report import files, palette
-from nextpolicy.run import cli
 
 from .synthetic import write_run
 

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from nextpolicy.experiments.catalogue import SUITES
 from nextpolicy.report import aggregate, formats, summary, tables, text
 from nextpolicy.report.aggregate import AggregateRow
 from nextpolicy.report.comparable import load_all
 from nextpolicy.report.members import STATISTICS, member_table
-from nextpolicy.run.suite import SUITES
 
 from .synthetic import write_run
 

@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {
     "devices": 1,
     "total_env_steps": 32 * 10,
 }
-COMMAND = [sys.executable, "-m", "nextpolicy.run.cli"]
+COMMAND = [sys.executable, "-m", "nextpolicy"]
 
 
 def options(**fields: Any) -> list[str]:

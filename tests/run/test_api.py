@@ -18,7 +18,7 @@ import pytest
 import nextpolicy
 from nextpolicy.config import presets
 from nextpolicy.config import FIELDS, ConfigError, TrainConfig
-from nextpolicy.core.gate import GateStats
+from nextpolicy.criteria.stable_values import GateStats
 from nextpolicy.envs import build as envs
 from nextpolicy.run.folder import RunError
 
@@ -301,10 +301,10 @@ def test_configuration_round_trips_through_json(seed: int) -> None:
 
 
 def test_configuration_round_trips_through_the_command_line() -> None:
-    from nextpolicy.run.cli import _parse, _train_parser
+    from nextpolicy.cli.train import parser
 
     words = ["x", "--hidden", "8,9", "--value-clip", "inf", "--seeds", "3", "--sweep", "lam=0.9,0.95", "gamma=0.5"]
-    parsed = vars(_parse(_train_parser(), [*words, "--env-options", "a=1", "b=two", "--layer-norm", "yes"]))
+    parsed = vars(parser().parse([*words, "--env-options", "a=1", "b=two", "--layer-norm", "yes"]))
     config = TrainConfig().replace(**{k: v for k, v in parsed.items() if k in FIELDS})
     assert config.net.hidden == (8, 9)
     assert config.ppo.value_clip == float("inf")

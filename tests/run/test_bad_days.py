@@ -23,9 +23,10 @@ import pytest
 import nextpolicy
 from nextpolicy import runfiles
 from nextpolicy.config import presets
-from nextpolicy.run import checkpoint, cli, interrupt, training
+from nextpolicy.cli import main as cli
+from nextpolicy.experiments.deadline import Deadline
+from nextpolicy.run import checkpoint, interrupt, training
 from nextpolicy.run.block import TrainingError
-from nextpolicy.run.deadline import Deadline
 from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.training import make_job, run_job
 

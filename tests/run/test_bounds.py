@@ -15,10 +15,15 @@ import nextpolicy
 from nextpolicy import config as configuration
 from nextpolicy import runfiles
 from nextpolicy.config import presets
+from nextpolicy.cli import main as cli
 from nextpolicy.config import FIELDS, ConfigError, NetConfig, PPOConfig, RunConfig, TrainConfig
+from nextpolicy.experiments import catalogue
+from nextpolicy.experiments.suite import SuiteError
+from nextpolicy.experiments.task import Task, state_of
 from nextpolicy.report import runs as report
-from nextpolicy.run import api, cli, metrics, suite, training
+from nextpolicy.run import api, metrics, training
 from nextpolicy.run.folder import RunError, RunFolder
+from nextpolicy.run.run import Run
 from nextpolicy.train import device_loop
 
 SMALL = {"total_env_steps": 64 * 6, "num_envs": 8, "rollout_length": 8, "minibatch_size": 32, "hidden": (8,)}
@@ -199,8 +204,8 @@ def test_an_evaluation_without_a_mean_is_one_line(folder: Path, mean: str) -> No
 def test_a_status_of_nonsense_is_read_as_unknown(folder: Path, status: str, tmp_path: Path) -> None:
     (folder / "status.json").write_text(status)
     assert "members=1" in repr(api.load(folder))
-    task = suite.Task("probe/action", RunFolder.open(folder).config(), str(folder), 0)
-    assert suite.state_of(task)[:3] == ("cut off", 0, 6)
+    task = Task("probe/action", RunFolder.open(folder).config(), str(folder), 0)
+    assert state_of(task)[:3] == ("cut off", 0, 6)
 
 
 @pytest.mark.parametrize(
@@ -225,14 +230,14 @@ def test_a_status_of_nonsense_is_read_as_unknown(folder: Path, status: str, tmp_
 def test_a_suite_with_such_a_number_is_one_line(tmp_path: Path, lines: str) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(f'environments = ["probe/action"]\n{lines}')
-    one_line(suite.SuiteError, lambda: suite.load(str(path)))
+    one_line(SuiteError, lambda: catalogue.load(str(path)))
 
 
 @pytest.mark.parametrize(
     "given", [{"seed": 10**23}, {"seed": -1}, {"seed": 0.5}, {"episodes": 10**9}, {"num_envs": "x"}]
 )
 def test_evaluations_have_bounds_in_python(given: dict[str, Any]) -> None:
-    run = api.Run(None, None)  # type: ignore[arg-type]  # not looked at before the numbers are
+    run = Run(None, None)  # type: ignore[arg-type]  # not looked at before the numbers are
     assert one_line(ConfigError, lambda: next(iter(run.evaluations([0], **given)))).startswith(
         f"{next(iter(given))}: got"
     )
@@ -281,7 +286,7 @@ def test_names_of_other_libraries_suggest_ours(theirs: str, tmp_path: Path, caps
     assert words in one_line(ConfigError, lambda: presets.build("four-rooms", **{theirs: 1}))
     path = tmp_path / "mine.toml"
     path.write_text(f'environments = ["probe/action"]\n[fields]\n{theirs} = 1')
-    assert words in one_line(suite.SuiteError, lambda: suite.load(str(path)))
+    assert words in one_line(SuiteError, lambda: catalogue.load(str(path)))
     for flag in (f"--{theirs}", f"--{theirs.replace('_', '-')}"):
         assert cli.main(["train", "four-rooms", flag, "1"]) == 2
         option = f"--{ours.replace('_', '-')}"

@@ -167,7 +167,7 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "somebody else's environment": lambda: put(CartPole, "step_env", lambda *_: None),
         "device": lambda: put(jax, "devices", lambda: [SimpleNamespace(platform="gpu", device_kind="H200")]),
         "version": lambda: put(traced.metadata, "version", lambda package: "99"),
-        "constant": lambda: put(sys.modules["nextpolicy.train.update"], "_MAX_LOG_RATIO", 10.0),
+        "constant": lambda: put(sys.modules["nextpolicy.loop.round"], "_MAX_LOG_RATIO", 10.0),
         "setting": lambda: jax.config.update("jax_default_matmul_precision", "highest"),
     }
 

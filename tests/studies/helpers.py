@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from nextpolicy.core.gate import GateParams
-from nextpolicy.studies import four_rooms_exact as exact
-from nextpolicy.studies import four_rooms_study
-from nextpolicy.studies.four_rooms_study import Study
+from nextpolicy.criteria.stable_values import GateParams
+from nextpolicy.studies.four_rooms import exact
+from nextpolicy.studies.four_rooms.study import Study, configuration
 from nextpolicy.tabular import four_rooms
 
 STATES = len(four_rooms.cells)
@@ -18,7 +17,7 @@ STATES = len(four_rooms.cells)
 def made_up_study(path: Path, seeds: int = 3, rounds: int = 12, noise: str = "fail") -> Study:
     """Members whose policies drift at random; static accepts every 4th round, dynamic at random."""
     rng = np.random.default_rng(0)
-    config = four_rooms_study.configuration(noise, rounds, seeds=seeds, static_k=4)
+    config = configuration(noise, rounds, seeds=seeds, static_k=4)
     members = config.members()
     accepted = np.zeros((len(members), rounds), bool)
     for row, member in zip(accepted, members):

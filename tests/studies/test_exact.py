@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nextpolicy.studies import four_rooms_exact as exact
-from nextpolicy.studies import four_rooms_summary as summary
+from nextpolicy.studies.four_rooms import exact, summary
 from nextpolicy.tabular import four_rooms, solve, theory
 
 from .helpers import STATES, made_up_study

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.quiver import Quiver
 
-from nextpolicy.studies import four_rooms_figures as figures
-from nextpolicy.studies import maze, page
+from nextpolicy.studies import page
+from nextpolicy.studies.four_rooms import figures, maze
 from nextpolicy.tabular import four_rooms, solve
 
 from .helpers import made_up_study

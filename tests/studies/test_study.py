@@ -9,11 +9,13 @@ import pandas as pd
 import pytest
 
 import nextpolicy
-from nextpolicy.run import cli
+from nextpolicy.cli import main as cli
+from nextpolicy.run import processes
 from nextpolicy.run.folder import RunError
-from nextpolicy.studies import four_rooms as report
-from nextpolicy.studies import four_rooms_study, theory, theory_checks, theory_compare
-from nextpolicy.studies import four_rooms_summary as summary
+from nextpolicy.studies.four_rooms import report, summary
+from nextpolicy.studies.four_rooms import study as four_rooms_study
+from nextpolicy.studies.theory import checks, compare
+from nextpolicy.studies.theory import study as theory_study
 from nextpolicy.tabular import four_rooms
 
 from .helpers import made_up_study
@@ -24,7 +26,7 @@ ROUNDS = 6
 @pytest.fixture(autouse=True)
 def _devices_are_fixed(monkeypatch):
     """The command line sets up one device per core, which JAX allows only before its first operation."""
-    monkeypatch.setattr(cli, "_use_all_cores", lambda: None)
+    monkeypatch.setattr(processes, "use_all_cores", lambda: None)
 
 
 @pytest.fixture(scope="module")
@@ -149,11 +151,11 @@ def test_another_run_is_not_a_study(tiny, tmp_path, capsys):
 
 
 def test_statements_that_hold_hold_and_the_others_do_not():
-    cases = [*theory_checks.random_cases(250, 3), theory_checks.unseen_door()]
-    table, worst = theory_checks.check(iter(cases))
+    cases = [*checks.random_cases(250, 3), checks.unseen_door()]
+    table, worst = checks.check(iter(cases))
     for line in table:
         assert (line["violations"] == 0) == (line["expected"] == "holds"), line["statement"]
-    assert set(worst) == {s.name for s in theory_checks.STATEMENTS if not s.holds}
+    assert set(worst) == {s.name for s in checks.STATEMENTS if not s.holds}
     for example in worst.values():
         assert np.asarray(example["P"]).shape == (example["states"], example["actions"], example["states"])
     sharp = {line["statement"]: line["median bound / truth"] for line in table}
@@ -166,7 +168,7 @@ def test_a_counterexample_is_one():
     from nextpolicy.tabular import TabularMDP, solve
     from nextpolicy.tabular import theory as exact_theory
 
-    _, worst = theory_checks.check(theory_checks.random_cases(120, 0))
+    _, worst = checks.check(checks.random_cases(120, 0))
     one = worst["CPI bound, as printed"]
     mdp = TabularMDP(one["P"], one["R"], one["gamma"], one["start"])
     delta = min(one["delta"], 0.1 / (1.0 - mdp.gamma))
@@ -178,24 +180,24 @@ def test_a_counterexample_is_one():
 
 
 def test_the_algorithms_compared():
-    settings = theory_compare.Settings(rounds=24, repeats=2, k_min=2, k_max=6)
+    settings = compare.Settings(rounds=24, repeats=2, k_min=2, k_max=6)
     mdp = four_rooms.four_rooms()
-    histories = theory_compare.compare(mdp, settings)
-    lines = {line["algorithm"]: line for line in theory_compare.table(histories)}
+    histories = compare.compare(mdp, settings)
+    lines = {line["algorithm"]: line for line in compare.table(histories)}
     assert lines["API, exact critic"]["updates that lost value"] == 0
     assert lines["API"]["target updates"] == 24
     assert 24 / 6 <= lines["SV-API"]["target updates"] <= 24 / 2
     assert all(line["certificates hold"] for line in lines.values())
-    figure = theory_compare.figure(mdp, histories)
+    figure = compare.figure(mdp, histories)
     marks = [a for a in figure.axes[1].lines if a.get_gid() == "falls"]
-    counted = [sum(len(theory_compare.falls(h)) for h in runs) for runs in histories.values()]
+    counted = [sum(len(compare.falls(h)) for h in runs) for runs in histories.values()]
     assert [len(m.get_xdata()) for m in marks] == counted
 
 
 def test_the_learning_critic_remembers():
     mdp = four_rooms.four_rooms()
     rng = np.random.default_rng(0)
-    critic = theory_compare.LearningCritic(sigma=0.0, samples=10.0)
+    critic = compare.LearningCritic(sigma=0.0, samples=10.0)
     mu = np.full((104, 4), 1.0 / 416)
     mu[0] = 0.0
     pi = np.full((104, 4), 0.25)
@@ -208,7 +210,7 @@ def test_the_learning_critic_remembers():
     np.testing.assert_allclose(second[1:], (1 - (1 - share) ** 2) * truth[1:])
     np.testing.assert_array_equal(second[0], 0.0)
     with pytest.raises(ValueError, match="sigma: got -1"):
-        theory_compare.LearningCritic(-1.0, 10.0)
+        compare.LearningCritic(-1.0, 10.0)
 
 
 def test_theory_study_end_to_end(tmp_path, capsys):
@@ -220,14 +222,14 @@ def test_theory_study_end_to_end(tmp_path, capsys):
     assert "Theorem SV-API improvement" in printed
     assert (out / "figures" / "policy-iteration.svg").exists()
     assert json.loads((out / "counterexamples.json").read_text())
-    assert len(pd.read_csv(out / "random.csv")) == len(theory_checks.STATEMENTS)
+    assert len(pd.read_csv(out / "random.csv")) == len(checks.STATEMENTS)
     assert "holds other files" in complaint(capsys, "theory", "--out", out)
 
 
 def test_a_broken_statement_is_an_error():
     line = {"statement": "Lemma x", "expected": "holds", "violations": 1}
     with pytest.raises(RuntimeError, match="violated, and should hold: Lemma x"):
-        theory._raise_if_broken({"random": [line], "four_rooms": []})
+        theory_study.raise_if_violated({"random": [line], "four_rooms": []})
 
 
 def test_headlines_without_any_update(tmp_path):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from nextpolicy.core.gate import GateParams
+from nextpolicy.criteria.stable_values import GateParams
 from nextpolicy.tabular import api, four_rooms, operators, solve, theory
 from nextpolicy.tabular.mdp import random_mdp, random_policy
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from nextpolicy.config import TrainConfig
 from nextpolicy.run.training import Job, make_job
-from nextpolicy.train.device_loop import Program, build_program
+from nextpolicy.loop.population import Program, build_program
 
 TINY: dict[str, Any] = {
     "env": "probe/action-observation",

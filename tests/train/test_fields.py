@@ -13,7 +13,7 @@ import pytest
 
 from nextpolicy.config import FIELDS, TrainConfig
 from nextpolicy.run.training import make_job
-from nextpolicy.train.device_loop import member_init, member_round
+from nextpolicy.loop.population import member_init, member_round
 
 from .helpers import build, differ, fetch, run, tiny
 

@@ -15,7 +15,7 @@ import pytest
 
 from nextpolicy.envs import build
 from nextpolicy.nets.heads import Categorical
-from nextpolicy.train.host_evaluate import actor, evaluate_host, film_host
+from nextpolicy.loop.evaluate import actor, evaluate_host, film_host
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "envs"))
 from host_toys import Counter

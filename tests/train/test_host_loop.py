@@ -18,17 +18,17 @@ import pytest
 from gymnasium import spaces
 
 import nextpolicy
+from nextpolicy.cli.main import main as cli
 from nextpolicy.config import FIELDS, ConfigError
 from nextpolicy.core import running_stats
 from nextpolicy.envs.base import Box, EnvSpec, HostEnvError
 from nextpolicy.run import checkpoint
-from nextpolicy.run.cli import main as cli
 from nextpolicy.run.folder import RunFolder
 from nextpolicy.run.training import make_job, run_job
 from nextpolicy.train import host_loop
-from nextpolicy.train.host_collect import Log, padded
-from nextpolicy.train.host_loop import HostLoop
-from nextpolicy.train.rollout import random_actions
+from nextpolicy.loop.host_collect import Log, padded
+from nextpolicy.loop.host_loop import HostLoop
+from nextpolicy.loop.collect import random_actions
 
 from .helpers import TINY, assert_close, assert_same, fetch, member, tiny
 
@@ -355,7 +355,7 @@ def test_nothing_is_compiled_after_the_first_round():
 
 def test_the_start_is_that_of_a_device_program():
     job = job_of(Counter, seeds=(4,))
-    from nextpolicy.train.state import init_agent
+    from nextpolicy.loop.state import init_agent
 
     key_agent, _, _ = jax.random.split(jax.random.key(4), 3)
     expected = jax.jit(partial(init_agent, job.setup), compiler_options=QUICK)(key_agent)

@@ -124,7 +124,7 @@ PRELUDE = """
 import sys, jax, numpy as np
 sys.path.insert(0, {tests!r})
 from train.helpers import *
-from nextpolicy.train.device_loop import build_program, layout
+from nextpolicy.loop.population import build_program, layout
 assert len(jax.devices()) == 8
 def on(devices, config, blocks):
     job = make_job(config)
@@ -227,7 +227,7 @@ def test_two_processes_write_one_run(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "nextpolicy.run.cli", "train", "probe/action-observation", "--quiet"]
+    command = [sys.executable, "-m", "nextpolicy", "train", "probe/action-observation", "--quiet"]
     fields = {"algo": "ppo,sv-static", "seeds": 2, "num_envs": 4, "rollout_length": 8, "minibatch_size": 16}
     fields |= {"total_env_steps": 320, "hidden": "8", "block_rounds": 4}
     command += [word for k, v in fields.items() for word in (f"--{k.replace('_', '-')}", str(v))]

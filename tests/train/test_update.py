@@ -16,10 +16,10 @@ from nextpolicy.nets import build as nets
 from nextpolicy.nets.build import Networks
 from nextpolicy.nets.heads import Categorical, DiagonalGaussian
 from nextpolicy.train import update
-from nextpolicy.train.device_loop import member_init, member_round
-from nextpolicy.train.rollout import Episodes
-from nextpolicy.train.state import Setup, init_agent, population_hypers
-from nextpolicy.types import EnvStep, PolicySnapshot, Rollout
+from nextpolicy.loop.population import member_init, member_round
+from nextpolicy.loop.collect import Episodes
+from nextpolicy.loop.state import Setup, init_agent, population_hypers
+from nextpolicy.types import Step, PolicySnapshot, Rollout
 
 from .helpers import assert_close, assert_same, build, fetch, member, run, tiny, train
 
@@ -459,11 +459,11 @@ class NextStepReset:
         age = jnp.arange(num_envs, dtype=jnp.int32) % 3
         return age, age[:, None].astype(jnp.float32)
 
-    def step(self, key: Any, state: Any, action: Any) -> tuple[Any, EnvStep]:
+    def step(self, key: Any, state: Any, action: Any) -> tuple[Any, Step]:
         artefact = state == 3
         age = jnp.where(artefact, 0, state + 1)
         obs = age[:, None].astype(jnp.float32)
-        step = EnvStep(
+        step = Step(
             obs=obs,
             next_obs=jnp.where(artefact[:, None], jnp.nan, obs),
             reward=jnp.where(artefact, jnp.nan, 1.0),

@@ -15,7 +15,7 @@ import numpy as np
 from nextpolicy.config import presets
 from nextpolicy.config import ConfigError
 from nextpolicy.run.training import make_job
-from nextpolicy.train.rollout import random_actions, shape_action
+from nextpolicy.loop.collect import random_actions, shape_action
 
 
 class Timing(NamedTuple):

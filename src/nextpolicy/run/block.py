@@ -12,8 +12,8 @@ import pandas as pd
 
 from nextpolicy.run import metrics
 from nextpolicy.run.processes import fetch
-from nextpolicy.train.device_loop import Program
-from nextpolicy.train.state import LearnerState
+from nextpolicy.loop.population import Program
+from nextpolicy.loop.state import MemberState
 from nextpolicy.types import Array, PyTree
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Block(NamedTuple):
         return self.rounds * job.config.batch_size * len(job.config.members()) / self.seconds
 
 
-def run_block(program: Program, state: LearnerState, first: int, rounds: int) -> tuple[LearnerState, Block]:
+def run_block(program: Program, state: MemberState, first: int, rounds: int) -> tuple[MemberState, Block]:
     """`rounds` rounds from round `first` on."""
     started = time.perf_counter()
     state, *outputs = program.block(state, rounds)
@@ -52,7 +52,7 @@ def run_block(program: Program, state: LearnerState, first: int, rounds: int) ->
     return state, Block(first, rounds, values, observed, time.perf_counter() - started)
 
 
-def finite_members(state: LearnerState) -> np.ndarray:
+def finite_members(state: MemberState) -> np.ndarray:
     """[M]: whether all that a member has learned is finite: parameters, optimiser, statistics and the target."""
     agent = state.agent
     return np.asarray(
@@ -66,7 +66,7 @@ def _all_finite(tree: PyTree) -> Array:
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x.reshape(x.shape[0], -1)), axis=1) for x in floats]), axis=0)
 
 
-def check_finite(job: Job, state: LearnerState, block: Block, saved: int) -> None:
+def check_finite(job: Job, state: MemberState, block: Block, saved: int) -> None:
     """Raise before anything that is not finite is saved; `saved` is the round of the last checkpoint."""
     bad = np.argwhere(~block.metrics["finite"]).tolist()
     if bad:

@@ -16,8 +16,8 @@ from nextpolicy.run.block import finite_members, run_block
 from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.processes import agreed
 from nextpolicy.runfiles import Damage, FileRecord
-from nextpolicy.train.device_loop import Program
-from nextpolicy.train.state import LearnerState
+from nextpolicy.loop.population import Program
+from nextpolicy.loop.state import MemberState
 
 if TYPE_CHECKING:
     from nextpolicy.run.training import Job
@@ -28,7 +28,7 @@ Records = dict[str, FileRecord]
 
 def starting_point(
     job: Job, program: Program, folder: RunFolder, say: Say, *, at_most: int, recompute: bool = False
-) -> tuple[LearnerState, int, Records]:
+) -> tuple[MemberState, int, Records]:
     """The newest usable state, its round, and the records of the metrics up to it; round 0 if there is none.
 
     Metrics before it that are damaged are set aside and, with those that are missing, computed again from the nearest
@@ -54,7 +54,7 @@ def starting_point(
     return state, rounds, _of_present_parts(folder, _recorded(folder, rounds))
 
 
-def _newest(job: Job, program: Program, folder: RunFolder, at_most: int, say: Say) -> tuple[LearnerState, int]:
+def _newest(job: Job, program: Program, folder: RunFolder, at_most: int, say: Say) -> tuple[MemberState, int]:
     """The newest checkpoint that is whole, of this configuration and finite, or a fresh state."""
     fresh = program.init(job.seeds)
     while rounds := agreed(_newest_whole(folder, at_most, say) if jax.process_index() == 0 else 0):

@@ -26,9 +26,9 @@ from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.processes import agreed
 from nextpolicy.run.restart import starting_point
 from nextpolicy.runfiles import FileRecord
-from nextpolicy.train.device_loop import Observer, Program, build_program, member_init, population_mode
-from nextpolicy.train.host_loop import build_host_program, init_members
-from nextpolicy.train.state import Hypers, LearnerState, Setup, population_hypers
+from nextpolicy.loop.population import Observer, Program, build_program, member_init, population_mode
+from nextpolicy.loop.host_loop import build_host_program, init_members
+from nextpolicy.loop.state import Hypers, MemberState, Setup, population_hypers
 from nextpolicy.types import PyTree
 
 BLOCK_SECONDS = 4.0  # aimed at when block_rounds is left to us
@@ -79,7 +79,7 @@ class Job:
             self.setup, self.hypers, capacity=rounds, observer=self.observer, devices=devices, lower=lower
         )
 
-    def template(self) -> LearnerState:
+    def template(self) -> MemberState:
         """Shapes and types of a state, leaves [M, ...]."""
         if self.host is not None:
             return jax.eval_shape(lambda s: init_members(self.setup, s), self.seeds)
@@ -238,7 +238,7 @@ def _train(
 
 
 def _blocks(
-    job: Job, program: Program, state: LearnerState, done: int, folder: RunFolder, records: dict[str, FileRecord]
+    job: Job, program: Program, state: MemberState, done: int, folder: RunFolder, records: dict[str, FileRecord]
 ) -> Iterator[Block]:
     """Yield each block once its metrics and its checkpoint are safely on disk."""
     config = job.config

@@ -12,11 +12,11 @@ import jax
 import numpy as np
 
 from nextpolicy.run.folder import RunError
-from nextpolicy.train.evaluate import trajectory
-from nextpolicy.train.host_evaluate import actor, film_host
+from nextpolicy.loop.evaluate import trajectory
+from nextpolicy.loop.evaluate import actor, film_host
 
 if TYPE_CHECKING:
-    from nextpolicy.run.api import Run
+    from nextpolicy.run.run import Run
 
 _MOST_FRAMES = 1000
 _MILLISECONDS = 60  # of one frame

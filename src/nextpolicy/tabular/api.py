@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nextpolicy.core import check, gate
-from nextpolicy.core.gate import Criterion, GateParams
+from nextpolicy.criteria.stable_values import Criterion, GateParams
 from nextpolicy.tabular import operators, solve, theory
 from nextpolicy.tabular.mdp import FloatArray, TabularMDP, as_policy, as_table
 from nextpolicy.tabular.theory import Certificate

@@ -1,29 +1,19 @@
-"""`nextpolicy study four-rooms`: train PPO and SV-PPO, compute exactly what happened, and report it."""
+"""The report of the Four Rooms study: headlines, tables, and a page with all figures."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from nextpolicy.config import FIELDS, describe
-from nextpolicy.run.folder import RunError
 from nextpolicy.runfiles import write_whole
-from nextpolicy.studies import four_rooms_exact as exact
-from nextpolicy.studies import four_rooms_study, page
-from nextpolicy.studies import four_rooms_summary as summary
-from nextpolicy.studies.four_rooms_figures import NAMES, all_figures, shown_seed
-from nextpolicy.studies.four_rooms_study import ALGOS, ROUNDS, Study
-from nextpolicy.tabular import four_rooms
-
-# Fields of the configuration that the study itself decides.
-_FIXED = ("env", "env_options", "algo", "total_env_steps", "sweep")
+from nextpolicy.studies import page
+from nextpolicy.studies.four_rooms import exact, summary
+from nextpolicy.studies.four_rooms.figures import NAMES, all_figures, shown_seed
+from nextpolicy.studies.four_rooms.study import Study
 
 CAPTIONS = {
     "optimal": "The optimal policy and its discounted state visitation, by policy iteration; tied actions share.",
@@ -39,50 +29,6 @@ CAPTIONS = {
     "examination-sv-dynamic": "SV-PPO with the dynamic gate, round by round, same seed.",
     "examination-sv-static": "SV-PPO with the static gate, round by round, same seed.",
 }
-
-
-def main(arguments: Sequence[str], parser_class: type[argparse.ArgumentParser], parse: Callable[..., Any]) -> None:
-    """The command."""
-    options = parse(_parser(parser_class), arguments)
-    fields = {k: v for k, v in vars(options).items() if k in FIELDS}
-    say = (lambda text: None) if options.quiet else (lambda text: print(text, file=sys.stderr, flush=True))
-    started = time.monotonic()
-    if options.resume is not None:
-        if fields or options.noise or options.rounds or options.out:
-            raise RunError("--resume: takes no setting beside it; those of the study are kept")
-        study = four_rooms_study.resume(options.resume, quiet=options.quiet)
-    else:
-        rounds = ROUNDS if options.rounds is None else options.rounds
-        config = four_rooms_study.configuration(options.noise or "fail", rounds, **fields)
-        path = Path("runs") / f"study-four-rooms-{time.strftime('%Y%m%d-%H%M%S')}"
-        seeds = len(config.run.seeds)
-        say(f"four-rooms: {seeds} seeds x {len(ALGOS)} algorithms x {rounds} rounds; compiling first, about 20 s")
-        study = four_rooms_study.run(config, options.out or path, quiet=options.quiet)
-    say(f"four-rooms: trained and computed exactly ({time.monotonic() - started:.0f} s so far); drawing")
-    report = write_report(study, say)
-    for number, line in enumerate(headlines(study), 1):
-        print(f"{number}. {line}")
-    print(f"report: {report}")
-
-
-def _parser(parser_class: type[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    parser = parser_class(
-        prog="nextpolicy study four-rooms",
-        description="Train PPO, static and dynamic SV-PPO on Four Rooms, compute every round exactly, write a report.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--noise", help=f"How moves go wrong: {', '.join(four_rooms.NOISES)}; default fail.")
-    parser.add_argument("--rounds", type=int, help=f"Rounds of training; default {ROUNDS}.")
-    parser.add_argument("--out", help="New folder for the study; default runs/study-four-rooms-<time>.")
-    parser.add_argument("--resume", metavar="DIR", help="Go on with a study that was stopped, or report it again.")
-    parser.add_argument("--quiet", action="store_true", help="No progress.")
-    group = parser.add_argument_group("fields")
-    for name, info in FIELDS.items():
-        if name not in _FIXED:
-            text = f"{info.help} Takes {describe(info)}.".replace("%", "%%")
-            flag = f"--{name.replace('_', '-')}"
-            group.add_argument(flag, dest=name, metavar="VALUE", default=argparse.SUPPRESS, help=text)
-    return parser
 
 
 def headlines(study: Study) -> list[str]:

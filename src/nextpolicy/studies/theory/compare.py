@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from nextpolicy.config import whole
 from nextpolicy.core import check
-from nextpolicy.core.gate import GateParams
+from nextpolicy.criteria.stable_values import GateParams
 from nextpolicy.tabular import api, solve
 from nextpolicy.tabular.mdp import FloatArray, TabularMDP
 

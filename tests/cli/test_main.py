@@ -16,11 +16,10 @@ import pytest
 from PIL import Image
 
 import nextpolicy
+from nextpolicy.cli.main import main
 from nextpolicy.config import FIELDS
-from nextpolicy.run import cli
-from nextpolicy.run.cli import main
-
-from .helpers import SMALL, contents, environment, options
+from nextpolicy.run import processes
+from run.helpers import SMALL, contents, environment, options
 
 pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse]
 
@@ -31,7 +30,7 @@ SMALL_OPTIONS = options(**SMALL)
 def _devices_as_they_are() -> Iterator[None]:
     """The commands run inside this process, whose devices other tests use too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "_use_all_cores", lambda: None)
+        patch.setattr(processes, "use_all_cores", lambda: None)
         yield
 
 
@@ -98,7 +97,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["train", "probe/action", "--torso", "nature"], ["torso: got 'nature'", "takes images"]),
     # other commands
     (["trian", "four-rooms"], ["unknown command 'trian'", "'train'"]),
-    (["frobnicate"], ["takes one of train, resume"]),
+    (["frobnicate"], ["expected one of train, resume"]),
     (["help", "trian"], ["unknown command 'trian'", "'train'"]),
     # numbers without end
     (
@@ -122,8 +121,14 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["study", "theory", "--seed=-1"], ["seed: got -1"]),
     (["study", "theory", "--samples", "nan"], ["samples: got nan"]),
     (["study", "four-rooms", "--rounds", "1000000000000"], ["rounds: got 1000000000000", "at most 2147483647"]),
-    (["bench", "four-rooms", "--members", "983505767519"], ["members: got '983505767519'", "at most 10000"]),
-    (["bench", "four-rooms", "--set", "env=x"], ["set: got env", "takes the work instead"]),
+    (
+        ["bench", "four-rooms", "--members", "983505767519"],
+        ["members: expected", "at most 10000", "got '983505767519'"],
+    ),
+    (
+        ["bench", "four-rooms", "--set", "env=x"],
+        ["set: expected a field that contenders share, got env; use the work instead"],
+    ),
     (["bench", "four-rooms", "--repeats", "1000000000"], ["repeats: got 1000000000"]),
     (["suite", "run", "smoke", "--seeds", "1000000000"], ["seeds: got 1000000000", "at most 10000"]),
     # names of other libraries
@@ -321,7 +326,9 @@ def test_traceback_on_request(capsys: pytest.CaptureFixture, monkeypatch: pytest
 
 
 def test_a_cpu_gives_one_device_per_core_unless_it_is_in_use() -> None:
-    code = "from nextpolicy.run.cli import _use_all_cores; import jax; {}_use_all_cores(); print(jax.device_count())"
+    code = (
+        "from nextpolicy.run.processes import use_all_cores; import jax; {}use_all_cores(); print(jax.device_count())"
+    )
     for first, expected in (("", len(os.sched_getaffinity(0))), ("jax.devices(); ", 1)):
         done = subprocess.run(
             [sys.executable, "-c", code.format(first)],

@@ -25,8 +25,7 @@ from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.program_cache import enable_cache
 from nextpolicy.run.training import Job, make_job, run_job
 from nextpolicy.runfiles import read_metrics, write_json, write_whole
-from nextpolicy.studies import four_rooms_exact as exact
-from nextpolicy.studies import four_rooms_summary as summary
+from nextpolicy.studies.four_rooms import exact, summary
 from nextpolicy.tabular import four_rooms
 from nextpolicy.tabular.mdp import TabularMDP
 

@@ -1,4 +1,4 @@
-"""When a suite must stop: what is begun is what can be expected to end in time, going by what was seen so far."""
+"""When a suite must stop: work starts only if, judged by the work so far, it ends in time."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import time
 
 
 class Deadline:
-    """Asked after every block: would one more, as long as the last, end too late?"""
+    """Called after every block of rounds: True if another block as long as the last would end too late."""
 
     def __init__(self, at: float | None) -> None:
         self.at, self.last = at, time.time()
-        self.opening = self.evaluation = 0.0  # the longest start, and the longest evaluation of a member, so far
+        self.opening = self.evaluation = 0.0  # longest start of an environment and longest evaluation of a member
         self.is_opening = True  # no block has ended since the start
 
     def __call__(self) -> bool:
@@ -21,10 +21,10 @@ class Deadline:
         return self.at is not None and now + took > self.at
 
     def allows_start(self) -> bool:
-        """Whether an environment begun now would come to its first checkpoint, if that takes as long as ever before."""
+        """Whether an environment started now would reach its first checkpoint, if it takes as long as the slowest."""
         self.last, self.is_opening = time.time(), True
         return self.at is None or self.last + self.opening < self.at
 
     def allows_evaluation(self) -> bool:
-        """Whether a member evaluated now would be done in time, if it takes as long as any before it."""
+        """Whether a member evaluated now would be done in time, if it takes as long as the slowest."""
         return self.at is None or time.time() + self.evaluation < self.at

@@ -13,9 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from nextpolicy.studies import four_rooms_exact as exact
-from nextpolicy.studies import maze
-from nextpolicy.studies.four_rooms_study import Study
+from nextpolicy.studies.four_rooms import exact, maze
+from nextpolicy.studies.four_rooms.study import Study
 from nextpolicy.tabular import four_rooms, solve
 from nextpolicy.tabular.mdp import TabularMDP
 

@@ -17,18 +17,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from nextpolicy.experiments import engines
+from nextpolicy.experiments.catalogue import SUITES
+from nextpolicy.experiments.task import EVALUATION, Task, state_of, tasks
 from nextpolicy.report.comparable import load_all
 from nextpolicy.report.members import member_table
 from nextpolicy.report.tables import all_tables
-from nextpolicy.run import engines, suite
 from nextpolicy.run.folder import RunFolder
-from nextpolicy.run.suite import EVALUATION, SUITES, Task, state_of
 
 pytestmark = pytest.mark.slow
 
 
 def command(out: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "nextpolicy.run.cli", "suite", "run", "smoke", "--out", str(out), "--quiet", *more]
+    return [sys.executable, "-m", "nextpolicy", "suite", "run", "smoke", "--out", str(out), "--quiet", *more]
 
 
 def environment() -> dict[str, str]:
@@ -134,7 +135,7 @@ def test_twenty_kills_change_nothing(tmp_path, uninterrupted):
         process.send_signal(signal.SIGKILL)
         process.wait()
         kills += 1
-    for task in suite.tasks(SUITES["smoke"], tmp_path):
+    for task in tasks(SUITES["smoke"], tmp_path):
         path, todo = Path(task.path), [str(name) for name in rng.permutation(list(MOMENTS))]
         while todo:
             name = todo[0]
@@ -165,11 +166,11 @@ def test_two_ray_workers_give_the_same_tables_and_one_may_die(tmp_path, uninterr
     ray = pytest.importorskip("ray", reason="needs the extra `ray`")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(engines, "POLL_SECONDS", 0.02)
-    tasks = suite.tasks(SUITES["smoke"], "out")  # a relative path, wherever workers work
-    victim = Path(tasks[1].path)
+    ours = tasks(SUITES["smoke"], "out")  # a relative path, wherever workers work
+    victim = Path(ours[1].path)
     # One environment is finished before: losing a worker must not touch it.
-    subprocess.run(command(Path("out"), "--only", tasks[0].env), check=True, timeout=600, env=environment())
-    finished = files_of(Path(tasks[0].path))
+    subprocess.run(command(Path("out"), "--only", ours[0].env), check=True, timeout=600, env=environment())
+    finished = files_of(Path(ours[0].path))
     killed: list[int] = []
 
     def kill_one(task: Task, text: str) -> None:
@@ -182,13 +183,13 @@ def test_two_ray_workers_give_the_same_tables_and_one_may_die(tmp_path, uninterr
 
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
-        outcomes = engines.RayEngine(cpus=1, gpus=0).run(tasks, None, kill_one)
+        outcomes = engines.RayEngine(cpus=1, gpus=0).run(ours, None, kill_one)
     finally:
         ray.shutdown()
     assert [o.state for o in outcomes] == ["done"] * 3
     assert killed, "no worker was killed"
     print(f"a worker was killed after {killed[0]} of 48 rounds")
     assert json.loads((victim / "status.json").read_text())["rounds_done"] == 48
-    assert all((Path(task.path) / EVALUATION).is_file() for task in tasks)
-    assert files_of(Path(tasks[0].path)) == finished
+    assert all((Path(task.path) / EVALUATION).is_file() for task in ours)
+    assert files_of(Path(ours[0].path)) == finished
     assert_same_tables(tmp_path / "out", uninterrupted)

@@ -21,8 +21,8 @@ import numpy as np
 
 from nextpolicy.tabular import four_rooms, solve, theory
 from nextpolicy.tabular.mdp import FloatArray, TabularMDP
-from nextpolicy.train.device_loop import member_init
-from nextpolicy.train.state import Hypers, LearnerState, Setup
+from nextpolicy.loop.population import member_init
+from nextpolicy.loop.state import Hypers, MemberState, Setup
 from nextpolicy.types import Array
 
 ROOMS = ("top_left", "top_right", "bottom_left", "bottom_right")
@@ -50,7 +50,7 @@ class Trajectory(NamedTuple):
         return Trajectory(*(x[index] for x in self))
 
 
-def observe(setup: Setup, state: LearnerState) -> Tables:
+def observe(setup: Setup, state: MemberState) -> Tables:
     """The hook training calls after every round of every member."""
     agent = state.agent
     rows = jnp.arange(len(four_rooms.cells))

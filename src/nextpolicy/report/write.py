@@ -1,10 +1,9 @@
-"""`nextpolicy report PATH... --out report.html`: the page, and beside it the tables and figures as files."""
+"""Write a report: one page, and tables and figures as files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from nextpolicy.report import formats, html, text
 from nextpolicy.report.comparable import load_all
@@ -13,34 +12,14 @@ from nextpolicy.report.runs import ReportError
 from nextpolicy.report.tables import Comparison, compare
 
 
-def main(arguments: Sequence[str], make_parser: Callable[..., Any], parse: Callable[..., Any]) -> None:
-    """Write the report, or serve it while runs go on."""
-    parser = make_parser(prog="nextpolicy report", description="Tables, figures and a page from run folders.")
-    parser.add_argument("paths", nargs="+", metavar="PATH", help="Run folders, or folders that hold them.")
-    parser.add_argument("--out", default="report.html", help="The page; default report.html.")
-    parser.add_argument(
-        "--files", help="Folder for tables (md, csv, tex) and figures (svg, png); default beside --out."
-    )
-    parser.add_argument("--page-only", action="store_true", help="The page alone, no tables and figures.")
-    parser.add_argument("--title", default="", help="Heading of the page; by default it says what is compared.")
-    parser.add_argument("--allow-mixed", action="store_true", help="Compare runs even if their settings differ.")
-    words = "Draw runs whose metrics have gaps; they get no statistics."
-    parser.add_argument("--allow-gaps", action="store_true", help=words)
-    parser.add_argument("--watch", action="store_true", help="Serve the page on this machine and renew it; no files.")
-    parser.add_argument("--port", type=int, default=8765, help="Port of --watch on 127.0.0.1; 0 takes a free one.")
-    options = parse(parser, arguments)
-    allowed = {"allow_mixed": options.allow_mixed, "allow_gaps": options.allow_gaps}
-    if options.watch:
-        from nextpolicy.report import watch
-
-        watch.serve(options.paths, options.title, options.port, **allowed)
-        return
-    out = Path(options.out)
-    folder = Path(options.files) if options.files else out.with_name(f"{out.stem}-files")
-    _check_places(out, None if options.page_only else folder)
-    comparison = compare(load_all(options.paths, **allowed))
-    contents: dict[Path, str | bytes] = {out: html.page(comparison, options.title)}
-    if not options.page_only:
+def write_report(
+    paths: Sequence[str], out: Path, folder: Path | None, title: str, *, allow_mixed: bool, allow_gaps: bool
+) -> None:
+    """Write the page to `out` and, unless `folder` is None, tables and figures to `folder`."""
+    _check_places(out, folder)
+    comparison = compare(load_all(paths, allow_mixed=allow_mixed, allow_gaps=allow_gaps))
+    contents: dict[Path, str | bytes] = {out: html.page(comparison, title)}
+    if folder is not None:
         contents |= _files(comparison, folder)
     write_own(contents)
     print(f"page: {out} ({out.stat().st_size / 1e6:.2f} MB, {text.count(len(comparison.runs), 'run')})")
@@ -48,7 +27,7 @@ def main(arguments: Sequence[str], make_parser: Callable[..., Any], parse: Calla
         print(f"settings that differ between environments: {', '.join(comparison.varied)}")
     if comparison.mixed:
         print(f"mixed: runs are not alike in {', '.join(comparison.mixed)}")
-    if not options.page_only:
+    if folder is not None:
         print(f"tables and figures: {folder} ({len(contents) - 1} files)")
 
 

@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 
-from nextpolicy.run import api, engines, suite
-from nextpolicy.run.engines import Deadline, LocalEngine, Outcome, run_task
-from nextpolicy.run.suite import EVALUATION, Suite, Task, state_of
+from nextpolicy.experiments import execution
+from nextpolicy.experiments.deadline import Deadline
+from nextpolicy.experiments.engines import LocalEngine
+from nextpolicy.experiments.execution import Outcome, run_task
+from nextpolicy.experiments.suite import Suite, slug
+from nextpolicy.experiments.task import EVALUATION, Task, open_folder, state_of
+from nextpolicy.run import api
 
 TINY = {"total_env_steps": 64, "num_envs": 4, "rollout_length": 8, "minibatch_size": 32, "hidden": (8,)}
 
@@ -22,7 +26,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr(engines.time, "time", lambda: self.now)
+        monkeypatch.setattr(execution.time, "time", lambda: self.now)
 
     def pass_by(self, seconds: float) -> None:
         self.now += seconds
@@ -35,7 +39,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def tasks_of(out: Path, *envs: str, seeds: int = 4, episodes: int = 3) -> list[Task]:
     made = Suite("mine", "", envs, preset="default", algo=("ppo",), seeds=seeds, fields=TINY)
-    return [Task(env, made.config(env), str(out / suite.slug(env)), episodes) for env in envs]
+    return [Task(env, made.config(env), str(out / slug(env)), episodes) for env in envs]
 
 
 def silent(task: Task, text: str) -> None:
@@ -67,11 +71,11 @@ class SlowWork:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, clock: Clock, opening: float, member: float) -> None:
         self.clock, self.opening, self.member, self.evaluated = clock, opening, member, []
-        monkeypatch.setattr(engines, "_train", self.train)
+        monkeypatch.setattr(execution, "_train", self.train)
         monkeypatch.setattr(api, "load", lambda path, trust: self)
 
     def train(self, task: Task, stop: Any, tell: Any) -> None:
-        folder, _ = suite.open_folder(task)
+        folder, _ = open_folder(task)
         self.clock.pass_by(self.opening)
         stop()
         folder.set_status("finished", rounds_done=2, rounds=2, env_steps=64)
@@ -112,7 +116,7 @@ def test_evaluation_stops_at_the_deadline_and_short_budgets_come_to_its_end(
     assert outcome == Outcome("done")
     rows = json.loads((Path(task.path) / EVALUATION).read_text())
     assert rows == [{"member": i, "variant": "ppo", "seed": i, "mean": 3.0} for i in range(4)]
-    assert not (Path(task.path) / engines.PART).exists()
+    assert not (Path(task.path) / execution.PART).exists()
 
 
 def test_the_longest_member_counts(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +148,7 @@ def test_a_damaged_part_is_evaluated_again(
     (task,), work = tasks_of(tmp_path, "probe/action"), SlowWork(monkeypatch, clock, opening=0, member=10)
     run_task(task, Deadline(clock.now + 15), silent)
     assert work.evaluated == [0]
-    (Path(task.path) / engines.PART).write_text(content)
+    (Path(task.path) / execution.PART).write_text(content)
     assert run_task(task, Deadline(None), silent) == Outcome("done")
     assert work.evaluated == [0, 0, 1, 2, 3]
 
@@ -175,6 +179,6 @@ def test_an_evaluation_in_pieces_is_the_undisturbed_one(
     allowed = iter((True, True, False))
     monkeypatch.setattr(Deadline, "allows_evaluation", lambda self: next(allowed, True))
     assert run_task(whole, deadline, silent).state == "stopped"
-    assert len(json.loads((Path(whole.path) / engines.PART).read_text())["rows"]) == 1
+    assert len(json.loads((Path(whole.path) / execution.PART).read_text())["rows"]) == 1
     assert run_task(whole, deadline, silent) == Outcome("done")
     assert (Path(whole.path) / EVALUATION).read_bytes() == expected

@@ -1,0 +1,1 @@
+"""The command line. It imports every other package; no package imports it."""

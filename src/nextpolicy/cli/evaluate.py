@@ -1,0 +1,34 @@
+"""`nextpolicy eval RUN`: evaluate the policies of a run, or record a video."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nextpolicy.cli.parsing import Parser
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print a table of returns, and write the video if asked for."""
+    parser = Parser(prog="nextpolicy eval", description="Evaluate the policies of a run over whole episodes.")
+    parser.add_argument("run", help="Run folder.")
+    parser.add_argument("--policy", default="target", help="target or behaviour.")
+    parser.add_argument("--episodes", type=int, default=100, help="Episodes per member.")
+    parser.add_argument("--num-envs", type=int, help="Environments that share the episodes; default one for each.")
+    parser.add_argument("--greedy", action="store_true", help="Take the most probable action instead of sampling.")
+    parser.add_argument("--seed", type=int, default=0, help="Seed of the evaluation.")
+    parser.add_argument("--video", help="Record one episode of --member to this .gif or .mp4 file.")
+    parser.add_argument("--member", type=int, default=0, help="Member shown in the video.")
+    parser.add_trust("the run's environment id")
+    options = parser.parse(arguments)
+    from nextpolicy.run import api, video
+
+    run = api.load(options.run, trust=options.trust_module)
+    if options.video:  # check all that could fail after the evaluation
+        video.check_target(options.video)
+        video.check_drawable(run)
+        run.snapshot(options.policy, options.member)
+    table = run.evaluate(options.episodes, options.policy, options.greedy, options.num_envs, options.seed)
+    print(table.to_string(index=False))
+    if options.video:
+        total = video.record(run, options.video, options.policy, options.member, options.greedy, options.seed)
+        print(f"video: {options.video} (return {total:.4g})")

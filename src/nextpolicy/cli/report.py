@@ -1,0 +1,37 @@
+"""`nextpolicy report PATH...`: tables, figures and a page from run folders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from nextpolicy.cli.parsing import Parser
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write the report, or serve it while runs go on."""
+    parser = Parser(prog="nextpolicy report", description="Tables, figures and a page from run folders.")
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="Run folders, or folders that contain some.")
+    parser.add_argument("--out", default="report.html", help="The page; default report.html.")
+    parser.add_argument(
+        "--files", help="Folder for tables (md, csv, tex) and figures (svg, png); default next to --out."
+    )
+    parser.add_argument("--page-only", action="store_true", help="Write no tables and figures.")
+    parser.add_argument("--title", default="", help="Heading of the page; default: what is compared.")
+    parser.add_argument("--allow-mixed", action="store_true", help="Compare runs even if their settings differ.")
+    text = "Draw runs with missing metrics; they are left out of the statistics."
+    parser.add_argument("--allow-gaps", action="store_true", help=text)
+    parser.add_argument("--watch", action="store_true", help="Serve a live page on this machine; write no files.")
+    parser.add_argument("--port", type=int, default=8765, help="Port of --watch on 127.0.0.1; 0 picks a free one.")
+    options = parser.parse(arguments)
+    allowed = {"allow_mixed": options.allow_mixed, "allow_gaps": options.allow_gaps}
+    if options.watch:
+        from nextpolicy.report import watch
+
+        watch.serve(options.paths, options.title, options.port, **allowed)
+        return
+    from nextpolicy.report import write
+
+    out = Path(options.out)
+    folder = Path(options.files) if options.files else out.with_name(f"{out.stem}-files")
+    write.write_report(options.paths, out, None if options.page_only else folder, options.title, **allowed)

@@ -1,0 +1,32 @@
+"""`nextpolicy resume RUN`: continue a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nextpolicy.cli.parsing import Parser, join_processes
+from nextpolicy.cli.train import print_scores
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Continue a run to its end, and print the scores."""
+    parser = Parser(prog="nextpolicy resume", description="Continue a run from its newest whole checkpoint.")
+    parser.add_argument("run", help="Run folder.")
+    parser.add_argument("--quiet", action="store_true", help="Show no progress.")
+    parser.add_processes()
+    parser.add_argument(
+        "--recompute-metrics", action="store_true", help="Recompute lost metrics, from round 0 if necessary."
+    )
+    parser.add_trust("the run's environment id")
+    options = parser.parse(arguments)
+    join_processes(options)
+    from nextpolicy.run import api
+
+    print_scores(
+        api.resume(
+            options.run,
+            quiet=options.quiet,
+            trust=options.trust_module,
+            recompute_metrics=options.recompute_metrics,
+        )
+    )

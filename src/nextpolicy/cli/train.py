@@ -1,0 +1,51 @@
+"""`nextpolicy train ENV`: train a population."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nextpolicy.cli.parsing import Parser, join_processes
+
+if TYPE_CHECKING:
+    from nextpolicy.run.run import Run
+
+
+def parser() -> Parser:
+    """The options of the command: one for each field of the configuration, and those of the run."""
+    from nextpolicy.config import FIELDS
+    from nextpolicy.config.presets import PRESETS
+
+    made = Parser(
+        prog="nextpolicy train",
+        description="Train a population as one program: algorithms x swept values x seeds on one environment.",
+        epilog="Fields start from the preset; `paper` is the default for the environments of the paper.",
+    )
+    made.add_argument("env", help=FIELDS["env"].help)
+    made.add_argument("--preset", help=f"Settings to start from: paper, {', '.join(PRESETS)}.")
+    made.add_argument("--out", help="Run folder; default runs/<env>-<algo>-<time>.")
+    made.add_argument("--quiet", action="store_true", help="Show no progress.")
+    made.add_processes()
+    made.add_fields(skip=("env",), several=("env_options", "sweep"))
+    return made
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Train, and print the scores."""
+    from nextpolicy.config import FIELDS
+
+    options = parser().parse(arguments)
+    fields = {k: v for k, v in vars(options).items() if k in FIELDS and k != "env"}
+    join_processes(options)
+    from nextpolicy.run import api
+
+    print_scores(api.train(options.env, preset=options.preset, out=options.out, quiet=options.quiet, **fields))
+
+
+def print_scores(run: Run) -> None:
+    """Print the score of every member, in one process only."""
+    import jax
+
+    if jax.process_index() == 0:
+        print(run.scores().to_string(index=False))
+        print(f"run: {run.path}")

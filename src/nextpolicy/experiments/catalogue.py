@@ -1,0 +1,81 @@
+"""The suites that come with the library, and `load`, which finds one of them or reads a TOML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nextpolicy.config import nearest
+from nextpolicy.experiments.suite import Suite, SuiteError
+from nextpolicy.experiments.toml import from_toml
+
+_MINATAR = tuple(f"gymnax/{name}-MinAtar" for name in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders"))
+_BRAX = (
+    "inverted_pendulum humanoidstandup walker2d inverted_double_pendulum swimmer halfcheetah fast pusher hopper ant "
+    "humanoid reacher"
+)
+_ATARI = (
+    "Amidar Asterix BattleZone Bowling Breakout DoubleDunk Freeway Frostbite KungFuMaster MsPacman NameThisGame "
+    "Phoenix Qbert Riverraid Seaquest SpaceInvaders"
+)
+
+SUITES: dict[str, Suite] = {
+    suite.name: suite
+    for suite in (
+        Suite("minatar", "five MinAtar games, 10M steps", _MINATAR, preset="paper"),
+        Suite(
+            "minatar-tuning",
+            "the gate's threshold and bounds on MinAtar; report it together with `minatar`, which has PPO",
+            _MINATAR,
+            preset="paper",
+            algo=("sv-dynamic",),
+            seeds=3,
+            fields={"sweep": {"delta_v": (0.003, 0.01, 0.03, 0.1), "k_max": (9, 17, 33)}},
+        ),
+        Suite(
+            "brax",
+            "twelve continuous-control tasks, 50M steps, 12 seeds",
+            tuple(f"brax/{name}" for name in _BRAX.split()),
+            preset="paper",
+            seeds=12,
+        ),
+        Suite(
+            "atari",
+            "sixteen Atari games, 200M frames, 5 seeds",
+            tuple(f"atari/{name}" for name in _ATARI.split()),
+            preset="paper",
+            seeds=5,
+        ),
+        Suite(
+            "classic",
+            "classic control, 500k steps",
+            tuple(f"gymnax/{name}" for name in ("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MountainCar-v0")),
+            preset="default",
+        ),
+        Suite(
+            "smoke",
+            "three tiny environments as an end-to-end check; trains in seconds",
+            ("probe/action-observation", "probe/action-continuous", "gymnax/CartPole-v1"),
+            preset="default",
+            seeds=3,
+            evaluate_episodes=8,
+            fields={
+                "total_env_steps": 48 * 256,
+                "num_envs": 8,
+                "rollout_length": 32,
+                "minibatch_size": 128,
+                "hidden": (16, 16),
+                "block_rounds": 8,
+            },
+        ),
+    )
+}
+
+
+def load(name: str) -> Suite:
+    """The suite with this name, or the one in this TOML file."""
+    if name.endswith(".toml"):
+        return from_toml(Path(name))
+    if name not in SUITES:
+        hint = nearest(name, SUITES) or f"; expected one of {', '.join(SUITES)} or a .toml file"
+        raise SuiteError(f"unknown suite {name!r}{hint}")
+    return SUITES[name]

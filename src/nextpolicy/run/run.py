@@ -1,0 +1,211 @@
+"""`Run`: a trained population as it is on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+
+from nextpolicy import runfiles
+from nextpolicy.config import MAX_SEED, ConfigError, Member, TrainConfig, shown, whole
+from nextpolicy.nets import build as nets
+from nextpolicy.run import checkpoint
+from nextpolicy.run.folder import RunError, RunFolder
+from nextpolicy.run.policy import Policy
+from nextpolicy.run.restart import check_config
+from nextpolicy.run.training import Job
+from nextpolicy.loop.evaluate import evaluate
+from nextpolicy.loop.evaluate import actor as host_actor
+from nextpolicy.loop.evaluate import evaluate_host
+from nextpolicy.types import PolicySnapshot
+
+ATTEMPTS = 5  # to read a checkpoint while training may replace it
+MOST_EPISODES = 1_000_000  # of one evaluation; also the largest number of environments for it
+SCORE_SHARE = 0.1  # the score is the mean return over this last share of the steps
+
+
+class Run:
+    """A trained population: its configuration, metrics, scores and policies.
+
+    `make` builds its environment and networks; it is called when they are first needed.
+    """
+
+    def __init__(self, folder: RunFolder, make: Callable[[], Job]) -> None:
+        self._folder, self._make = folder, make
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}, {self.status['state']}, members={len(self.members)})"
+
+    @property
+    def path(self) -> Path:
+        return self._folder.path
+
+    @cached_property
+    def config(self) -> TrainConfig:
+        return self._folder.config()
+
+    @cached_property
+    def _job(self) -> Job:
+        return self._make()
+
+    @property
+    def members(self) -> list[Member]:
+        return self.config.members()
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return self._folder.status()
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """One row per member and round; an error if rounds are missing or damaged."""
+        damage = self._damage()
+        if damage:
+            raise RunError(
+                f"run: {self.path}: {damage[0]}; `nextpolicy resume {shlex.quote(str(self.path))}` computes them again "
+                "where a checkpoint allows, run.partial_metrics() gives the others"
+            )
+        return runfiles.read_metrics(self.path)
+
+    def partial_metrics(self) -> pd.DataFrame:
+        """The rows of all rounds whose metrics are whole, though others may be missing or damaged."""
+        return runfiles.read_metrics(self.path, without=self._damage())
+
+    def _damage(self) -> list[runfiles.Damage]:
+        check_config(self._folder)
+        return runfiles.metrics_damage(self.path, self.status["state"], self.config.num_rounds)
+
+    def scores(self, allow_gaps: bool = False) -> pd.DataFrame:
+        """Per member: mean return of the episodes that ended in the last 10 % of its steps.
+
+        Missing or damaged metrics are an error; with `allow_gaps` only if they are of these last steps.
+        """
+        first = (1 - SCORE_SHARE) * self.config.num_rounds
+        late = [d for d in self._damage() if d.last + 1 > first]
+        frame = self.partial_metrics() if allow_gaps and not late else self.metrics
+        if frame.empty:
+            raise RunError(f"run: {self.path} has no metrics yet")
+        frame = frame[frame["env_steps"] > first * self.config.batch_size]
+        total = (frame["episode_return"] * frame["episodes"]).groupby(frame["member"]).sum(min_count=1)
+        count = frame["episodes"].groupby(frame["member"]).sum()
+        rows = [
+            (i, m.variant, m.seed, total.get(i, np.nan) / max(count.get(i, 0), 1)) for i, m in enumerate(self.members)
+        ]
+        return pd.DataFrame(rows, columns=["member", "variant", "seed", "score"])
+
+    def snapshot(self, policy: str = "target", member: int = 0) -> PolicySnapshot:
+        """Parameters and statistics of a member's policy at the newest whole checkpoint."""
+        if policy not in ("target", "behaviour"):
+            raise ConfigError(f"policy: got {policy!r}, takes 'target' or 'behaviour'")
+        member = whole("member", member, 0, len(self.members) - 1)
+        agent = self._agents
+        chosen = agent.target if policy == "target" else PolicySnapshot(agent.params["actor"], agent.obs_stats)
+        return jax.tree.map(lambda x: x[member], chosen)
+
+    def policy(self, policy: str = "target", member: int = 0) -> Policy:
+        """`policy(obs, key=None)`: the environment's own observations in, its own actions out; see `Policy`."""
+        job, spec = self._job, self._job.setup.spec
+        networks = nets.build(dataclasses.replace(spec, obs_table=None), self.config.net, *self._modules)
+        arrange = None if job.host is None else job.host.arrange
+        return Policy(spec, networks, self.snapshot(policy, member), arrange)
+
+    def evaluate(
+        self,
+        episodes: int = 100,
+        policy: str = "target",
+        greedy: bool = False,
+        num_envs: int | None = None,
+        seed: int = 0,
+    ) -> pd.DataFrame:
+        """Every member's return over a fixed number of episodes per environment.
+
+        `episodes` in all, spread evenly over `num_envs` (default: one each), so that short ones count no more.
+        """
+        return pd.DataFrame(self.evaluations(range(len(self.members)), episodes, policy, greedy, num_envs, seed))
+
+    def evaluations(
+        self,
+        members: Iterable[int],
+        episodes: int = 100,
+        policy: str = "target",
+        greedy: bool = False,
+        num_envs: int | None = None,
+        seed: int = 0,
+    ) -> Iterator[dict[str, Any]]:
+        """The rows of `evaluate`, each computed when it is asked for, so that a caller may stop between members."""
+        episodes = whole("episodes", episodes, 1, MOST_EPISODES)
+        if not isinstance(greedy, bool | np.bool_):
+            raise ConfigError(f"greedy: expected true or false, got {shown(greedy)}")
+        environments = episodes if num_envs is None else whole("num_envs", num_envs, 1, MOST_EPISODES)
+        seed = whole("seed", seed, 0, MAX_SEED)
+        if episodes % environments:
+            raise ConfigError(f"episodes: got {episodes}, takes a multiple of num_envs, {environments}")
+        env, networks = self._job.setup.env, self._job.setup.networks
+        spread = {"num_envs": environments, "episodes": episodes // environments}
+        run = (
+            self._host_evaluation(greedy, spread)
+            if env is None
+            else jax.jit(lambda snapshot, key: evaluate(env, networks, snapshot, key, greedy=greedy, **spread))
+        )
+        described = self.members
+        for i in members:
+            result = jax.device_get(run(self.snapshot(policy, i), jax.random.fold_in(jax.random.key(seed), i)))
+            yield {
+                "member": i,
+                "variant": described[i].variant,
+                "seed": described[i].seed,
+                "policy": policy,
+                "episodes": int(result.finished.sum()),
+                "mean": float(result.returns.mean()),
+                "std": float(result.returns.std()),
+                "length": float(result.lengths.mean()),
+                "unfinished": int((~result.finished).sum()),
+            }
+
+    def _host_evaluation(self, greedy: bool, spread: dict[str, int]) -> Callable[..., Any]:
+        host = self._job.host
+        assert host is not None
+        act = host_actor(host, self._job.setup.networks, greedy)
+        return lambda snapshot, key: evaluate_host(host, act, snapshot, key, **spread)
+
+    @property
+    def _modules(self) -> tuple[Any, Any]:
+        return self._job.actor, self._job.critic
+
+    @cached_property
+    def _agents(self) -> Any:
+        """The agents of all members, leaves [M, ...], from the newest whole checkpoint."""
+        place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), self._job.template())
+        check_config(self._folder)
+        folder = self._folder.checkpoints
+        for _ in range(ATTEMPTS):
+            said: list[str] = []
+            there = checkpoint.list_rounds(folder)
+            rounds = checkpoint.newest_whole(folder, self.config.num_rounds, said.append)
+            if rounds != self.config.num_rounds and self.status["state"] == "finished":
+                what = said[0].partition(";")[0] if said else f"checkpoint {self.config.num_rounds} is missing"
+                command = f"`nextpolicy resume {shlex.quote(str(self.path))}`"
+                raise RunError(
+                    f"run: {self.path}: {what}; {command} makes it again from an earlier one, if there is one"
+                )
+            try:
+                if rounds is not None:
+                    agents = checkpoint.restore(folder, rounds, template).agent
+                    print(*said, sep="\n", end="\n" * bool(said), file=sys.stderr)
+                    return agents
+            except Exception as error:  # Orbax raises many kinds
+                if checkpoint.list_rounds(folder) == there:
+                    raise RunError(str(error).strip().splitlines()[0]) from error
+            if checkpoint.list_rounds(folder) == there:
+                break  # else training has replaced it meanwhile: take the newest there is now
+        because = f": {said[0].splitlines()[0]}" if said else ""
+        raise RunError(f"run: {self.path} has no whole checkpoint yet; resume it first{because}")

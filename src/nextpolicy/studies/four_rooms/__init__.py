@@ -1,0 +1,1 @@
+"""PPO and SV-PPO on Four Rooms, with every round computed exactly."""
