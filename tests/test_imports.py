@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "presets": {"types", "core", "config"},
     "runfiles": set(),
     "nets": {"types", "core"} | _SETTINGS,
-    "envs": {"types", "core", "tabular"} | _SETTINGS,
+    "envs": {"types", "core", "tabular", "extras"},
     "train": _TRAINING,
     "report": _SETTINGS,
     "studies": _TRAINING | {"tabular", "run", "report"},
@@ -37,8 +37,8 @@ MAY_IMPORT = {
     "__main__": {"run"},
     "__init__": _TRAINING | {"tabular", "run", "report", "studies"},
 }
-# Neighbours on one level, and this one module only: networks are built from the description of an environment.
-EXCEPTIONS = {("nets", "nextpolicy.envs.base")}
+# Networks are built from the description of an environment; the preset for an environment is named by its backend.
+EXCEPTIONS = {("nets", "nextpolicy.envs.base"), ("presets", "nextpolicy.envs.registry")}
 SUITES = {"gymnax", "brax", "gymnasium", "ale_py", "ray", "wandb", "tensorboardX", "jinja2"}
 CORE_LIBRARIES = {"jax", "numpy", "nextpolicy"} | sys.stdlib_module_names
 

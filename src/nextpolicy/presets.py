@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from nextpolicy.config import FIELDS, ConfigError, TrainConfig, convert, nearest
+from nextpolicy.envs.registry import preset_of
 
 _SMALL_CNN: dict[str, Any] = {"torso": "small-cnn", "hidden": (128,), "activation": "relu", "layer_norm": True}
 
@@ -119,15 +120,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def preset_for(env: str) -> str:
-    """The preset that `paper` means for an environment, or `default` where the paper has none."""
-    if env == "four-rooms":
-        return "four-rooms"
-    if env.startswith("gymnax/") and env.endswith("-MinAtar"):
-        return "minatar"
-    for suite in ("brax", "atari"):
-        if env.startswith(f"{suite}/"):
-            return suite
-    return "default"
+    """The preset that `paper` means for an environment, as its backend says; `default` if the paper has none."""
+    return preset_of(env)
 
 
 def build(env: str, *, preset: str | None = None, **overrides: Any) -> TrainConfig:

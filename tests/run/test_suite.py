@@ -181,7 +181,7 @@ def test_a_wrong_command_is_one_line(tmp_path, arguments, complaint, capsys, mon
 def test_an_unknown_environment_is_found_before_anything_runs(tmp_path, capsys):
     path = write_toml(tmp_path, 'environments = ["probe/action", "probe/acton"]\npreset = "default"')
     assert cli.main(["suite", "run", path, "--out", str(tmp_path / "out")]) == 2
-    assert "environments: got 'probe/acton', takes a known id; did you mean 'probe/action'" in capsys.readouterr().err
+    assert "environment: expected a known id, got 'probe/acton'; nearest: probe/action" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

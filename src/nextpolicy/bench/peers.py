@@ -22,7 +22,7 @@ import numpy as np
 from nextpolicy import presets
 from nextpolicy.bench.contenders import Contender, Reached, program_memory, reached, timed
 from nextpolicy.config import ConfigError, TrainConfig
-from nextpolicy.envs.brax import backends_of, import_brax
+from nextpolicy.envs.brax import import_brax, physics_of
 from nextpolicy.envs.gymnax import import_gymnax
 from nextpolicy.nets.heads import Categorical, DiagonalGaussian
 
@@ -138,7 +138,7 @@ def _purejaxrl_settings(config: TrainConfig, name: str) -> dict[str, Any]:
 def brax_backend(config: TrainConfig) -> str | None:
     """The physics of the work's Brax environment; None where there is nothing to choose."""
     suite, _, name = config.environment.env.partition("/")
-    backend = config.environment.env_options.get("backend") or (backends_of(name)[0] if suite == "brax" else None)
+    backend = config.environment.env_options.get("backend") or (physics_of(name)[0] if suite == "brax" else None)
     return None if backend == "none" else backend
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 
 from nextpolicy import presets, runfiles
 from nextpolicy.config import FIELDS, MOST_SEED, ConfigError, Member, TrainConfig, nearest, shown, whole
-from nextpolicy.envs.build import is_host, module_of
+from nextpolicy.envs.registry import is_host, module_of
 from nextpolicy.nets import build as nets
 from nextpolicy.run import checkpoint, sinks
 from nextpolicy.run.folder import RunError, RunFolder, fresh_path

@@ -224,11 +224,11 @@ def _eval(arguments: Sequence[str]) -> None:
 
 def _envs(arguments: Sequence[str]) -> None:
     parser = _Parser(prog="nextpolicy envs", description="List environment ids.")
-    parser.add_argument("suite", nargs="?", help="Only this suite, e.g. gymnax.")
+    parser.add_argument("backend", nargs="?", help="Only this backend, e.g. gymnax.")
     options = _parse(parser, arguments)
     from nextpolicy.envs import build
 
-    print("\n".join(build.names(options.suite)))
+    print("\n".join(build.names(options.backend)))
 
 
 def _study(arguments: Sequence[str]) -> None:

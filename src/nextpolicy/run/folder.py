@@ -16,6 +16,7 @@ from typing import Any
 
 from nextpolicy._version import __version__
 from nextpolicy.config import ConfigError, TrainConfig, shown
+from nextpolicy.envs import registry
 from nextpolicy.runfiles import overwrite_json, read_object, write_json
 
 
@@ -165,9 +166,8 @@ def describe_machine() -> dict[str, Any]:
     """Versions, device, precision and revision: what a number in this folder depends on beside the configuration."""
     import jax
 
-    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "gymnax", "brax", "ale-py", "gymnasium")
     versions = {}
-    for name in names:
+    for name in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", *registry.packages()):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -6,6 +6,7 @@ reads from a task's folder how far it is, whoever ran it and however that ended.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 import tomllib
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nextpolicy import presets
-from nextpolicy.config import ALGOS, ConfigError, TrainConfig, nearest, whole
+from nextpolicy.config import ALGOS, TrainConfig, nearest, whole
+from nextpolicy.envs import registry
 from nextpolicy.run.folder import RunError, RunFolder, is_held
 
 EVALUATION = "evaluation.json"  # in a run folder: the target policy over whole episodes, written once a run is finished
@@ -188,13 +190,9 @@ def _validated(raw: dict[str, Any], stem: str) -> Suite:
 
 
 def _check_prefix(env: str) -> None:
-    """An id without a known suite before its slash is no environment, whatever is installed."""
-    from nextpolicy.envs import build
-
-    known = {**build.SUITES, **build.HOST_SUITES}
-    prefix, slash, name = env.partition("/")
-    if prefix not in known or bool(slash and slug(name)) == (prefix == "four-rooms"):
-        takes = ", ".join(each if each == "four-rooms" else f"{each}/..." for each in known)
+    """An id that fits no backend is no environment, whatever is installed."""
+    if registry.find(env) is None or not slug(registry.name_of(env) or env):
+        takes = ", ".join(backend.form for backend in registry.backends().values())
         raise SuiteError(f"environments: got {env!r}, takes ids such as {takes}")
 
 
@@ -239,16 +237,12 @@ def check_folder(task: Task) -> None:
 
 
 def check_environments(suite: Suite) -> None:
-    """Unknown ids, found before anything runs; but `gym/` may name environments that only their module registers."""
+    """Find unknown ids before anything runs, as far as the installed packages tell."""
     from nextpolicy.envs import build
 
-    for prefix in dict.fromkeys(env.partition("/")[0] for env in suite.environments):
-        if prefix == "gym":
-            continue
-        known = build.names(prefix)
-        for env in suite.environments:
-            if env.partition("/")[0] == prefix and env not in known and "..." not in known[0]:
-                raise ConfigError(f"environments: got {env!r}, takes a known id{nearest(env, known)}")
+    for env in suite.environments:
+        with contextlib.suppress(ImportError):
+            build.check_id(env)
 
 
 class State(NamedTuple):

@@ -18,6 +18,7 @@ from nextpolicy.config import ConfigError, TrainConfig
 from nextpolicy.core import gate
 from nextpolicy.envs import build as envs
 from nextpolicy.envs.base import Discrete, EnvSpec, HostEnv
+from nextpolicy.envs.registry import is_host, module_of
 from nextpolicy.nets import build as nets
 from nextpolicy.nets import check
 from nextpolicy.run import checkpoint, interrupt, metrics, progress, sinks, traced
@@ -101,7 +102,7 @@ def make_job(
     """The environment, networks and numbers a configuration names, or the caller's own."""
     if config.run.devices > len(jax.devices()):
         raise ConfigError(f"devices: got {config.run.devices}, takes at most {len(jax.devices())}, which are here")
-    if env_fn is not None or (env is None and envs.is_host(config.environment.env)):
+    if env_fn is not None or (env is None and is_host(config.environment.env)):
         return _host_job(config, env_fn, (actor, critic), criterion, gate_params, observer)
     made = envs.make(config.environment.env if env is None else env, **_env_options(config, env, env_params))
     networks = _networks(config, made.spec, actor, critic)
@@ -188,7 +189,7 @@ def _how_to_continue(job: Job, folder: RunFolder, recompute_metrics: bool) -> st
     if own:
         again = "".join(f", {name}=..." for name in own)
         return f"`nextpolicy.resume({str(folder.path)!r}{again})` continues it"
-    module = envs.module_of(job.config.environment.env)
+    module = module_of(job.config.environment.env)
     trust = f" --trust-module {shlex.quote(module)}" if module else ""
     recompute = " --recompute-metrics" if recompute_metrics else ""
     return f"`nextpolicy resume {shlex.quote(str(folder.path))}{trust}{recompute}` continues it"
