@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -62,11 +61,10 @@ BACKEND = Backend(
 
 
 @pytest.fixture
-def twostate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def twostate(monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = dict(registry.backends())
     monkeypatch.setattr(registry, "_table", lambda table=shipped: table)
     registry.register(BACKEND)
-    yield
 
 
 @pytest.mark.usefixtures("twostate")
@@ -86,7 +84,7 @@ def test_one_record_is_all_that_a_backend_takes(tmp_path: Path, capsys: pytest.C
         build.make("twostate/flip", length="long")
     assert (presets.preset_for("twostate/flip"), presets.preset_for("twostate/odd")) == ("default", "minatar")
     run = nextpolicy.train("twostate/flip", algo="ppo", seeds=1, out=tmp_path / "run", **TINY)
-    assert len(run.metrics()) == 2
+    assert len(run.metrics) == 2
 
 
 @pytest.mark.usefixtures("twostate")
