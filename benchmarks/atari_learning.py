@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from atari_settings import SHORT_RUN, config, write
-from nextpolicy.run.training import make_job
+from nextpolicy.run.job import make_job
 from nextpolicy.loop.host_loop import HostLoop
 
 ALGOS = ("ppo", "sv-dynamic")

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from atari_settings import config
-from nextpolicy.run.training import make_job
+from nextpolicy.run.job import make_job
 from nextpolicy.loop.host_collect import Worker
 from nextpolicy.loop.host_loop import HostLoop
 

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from nextpolicy.config import presets
 from nextpolicy.bench.work import parse_works
-from nextpolicy.run.training import Job, make_job
+from nextpolicy.run.job import Job, make_job
 from nextpolicy.loop.population import member_init, over_members, population_mode
 from nextpolicy.loop.collect import collect
 from nextpolicy.loop.round import evaluate_target, improve, learn_round

@@ -22,7 +22,7 @@ import numpy as np
 from scipy.stats import t
 
 from nextpolicy.config import presets
-from nextpolicy.run.training import make_job
+from nextpolicy.run.job import make_job
 
 POINTS = 50  # of each curve that is kept
 

@@ -29,7 +29,10 @@ WORK = {
 TRAIN = """
 import sys
 import nextpolicy
-from nextpolicy.config import presets
+try:
+    from nextpolicy.config import presets
+except ImportError:  # before configurations were a package
+    from nextpolicy import presets
 
 env, rounds, out, fields = sys.argv[1], int(sys.argv[2]), sys.argv[3], eval(sys.argv[4])
 batch = presets.build(env, **fields).batch_size

@@ -57,7 +57,7 @@ def main() -> None:
 
 def ours(clock: Clock, env: str, members: int, fields: dict[str, Any]) -> None:
     from nextpolicy.config import presets
-    from nextpolicy.run.training import make_job
+    from nextpolicy.run.job import make_job
 
     job = make_job(presets.build(env, algo="ppo", seeds=members, **fields))
     clock.lap("environment and networks")

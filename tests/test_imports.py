@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "presets": {"types", "core", "config"},
     "runfiles": set(),
     "nets": {"types", "core"} | _SETTINGS,
-    "envs": {"types", "core", "tabular"} | _SETTINGS,
+    "envs": {"types", "core", "tabular", "extras"},
     "train": _TRAINING,
     "report": _SETTINGS,
     "run": _TRAINING | {"tabular"},
@@ -40,8 +40,8 @@ MAY_IMPORT = {
     "__main__": {"cli"},
     "__init__": _TRAINING | {"tabular", "run"},
 }
-# Neighbours on one level, and this one module only: networks are built from the description of an environment.
-EXCEPTIONS = {("nets", "nextpolicy.envs.base")}
+# Networks are built from the description of an environment; the preset for an environment is named by its backend.
+EXCEPTIONS = {("nets", "nextpolicy.envs.base"), ("presets", "nextpolicy.envs.registry")}
 SUITES = {"gymnax", "brax", "gymnasium", "ale_py", "ray", "wandb", "tensorboardX", "jinja2"}
 CORE_LIBRARIES = {"jax", "numpy", "nextpolicy"} | sys.stdlib_module_names
 

@@ -58,7 +58,7 @@ def setting(
 
 
 class Settings:
-    """Base class of settings. Subclasses are decorated with `@settings`."""
+    """Base class of settings. Subclasses are decorated with `@pytree` and `@dataclass(frozen=True)`."""
 
     def check(self, batch_size: int) -> None:
         """Raise `ConfigError` for values that do not fit together; called with the values of each member."""
@@ -72,10 +72,9 @@ class Settings:
         return self
 
 
-@typing.dataclass_transform(frozen_default=True, field_specifiers=(setting,))
-def settings(cls: type[T]) -> type[T]:
-    """Make `cls` a frozen dataclass and a pytree: traced fields are leaves, the others are static."""
-    made: Any = dataclass(frozen=True)(cls)
+def pytree(cls: type[T]) -> type[T]:
+    """Register a dataclass of settings as a pytree: traced fields are leaves, the others are static."""
+    made: Any = cls
     traced = [f.name for f in dataclasses.fields(made) if f.metadata["traced"]]
     static = [f.name for f in dataclasses.fields(made) if not f.metadata["traced"]]
 
@@ -90,7 +89,7 @@ def settings(cls: type[T]) -> type[T]:
         return tree
 
     jax.tree_util.register_pytree_with_keys(made, flatten, unflatten)
-    return made  # type: ignore[no-any-return]
+    return cls
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def test_parts_are_those_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["four-room"], "parts.py: error: environment: got 'four-room', takes a known id; nearest: four-rooms"),
+        (["four-room"], "parts.py: error: environment: expected a known id, got 'four-room'; nearest: four-rooms"),
         (["gymnax/CartPole-v1:x"], "parts.py: error: members: got 'x', takes whole numbers of at least 1"),
         (["gymnax/CartPole-v1:1:hiden=3"], "parts.py: error: set: got 'hiden=3', takes name=value"),
         (["gym/CartPole-v1"], "parts.py: error: work: got gym/CartPole-v1, takes an environment that runs inside XLA"),

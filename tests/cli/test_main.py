@@ -149,7 +149,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     ),
     (["resume", "no/such/run"], ["no/such/run is not a run folder"]),
     (["eval", "no/such/run"], ["is not a run folder"]),
-    (["envs", "gymnas"], ["suite: got 'gymnas'"]),
+    (["envs", "gymnas"], ["backend: expected one of 'four-rooms', 'gymnax'", "got 'gymnas'"]),
     (["study", "four-room"], ["'four-rooms'"]),
 ]
 

@@ -9,19 +9,19 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from nextpolicy.envs import build, gymnax, probes
+from nextpolicy.envs import build, gymnax, probes, registry
 
 pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse]
 
 
-def test_names_are_ids_that_carry_their_suite():
+def test_names_are_ids_that_carry_their_prefix():
     listed = build.names()
     assert len(listed) == len(set(listed))
     for expected in ("four-rooms", "gymnax/Breakout-MinAtar", "brax/swimmer", "probe/action-observation-continuous"):
         assert expected in listed
     assert build.names("probe") == [f"probe/{name}" for name in probes.names()]
     assert "gymnax/MNISTBandit-bsuite" not in listed
-    with pytest.raises(ValueError, match="suite: got 'brix', takes one of 'four-rooms', 'gymnax'"):
+    with pytest.raises(ValueError, match=r"backend: expected one of 'four-rooms', 'gymnax', .*, got 'brix'"):
         build.names("brix")
 
 
@@ -47,20 +47,20 @@ def test_an_unknown_id_is_answered_with_the_nearest(wrong, nearest):
 
 @pytest.mark.parametrize("wrong", ["", "/", "gymnax", "gymnax/", "four-rooms/", "zzzzzz/qqqqqq"])
 def test_what_resembles_nothing_is_still_a_one_line_error(wrong):
-    with pytest.raises(ValueError, match="takes a known id") as caught:
+    with pytest.raises(ValueError, match="expected a known id") as caught:
         build.make(wrong)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("env_id", ["atari/Breakout", "gym/CartPole-v1"])
 def test_host_environments_are_told_apart(env_id):
-    assert build.is_host(env_id)
+    assert registry.is_host(env_id)
     with pytest.raises(ValueError, match="runs on the host"):
         build.make(env_id)
 
 
 def test_device_environments_and_objects_are_not_host():
-    assert not any(build.is_host(env) for env in ("four-rooms", "gymnax/CartPole-v1", "brax/ant", object()))
+    assert not any(registry.is_host(env) for env in ("four-rooms", "gymnax/CartPole-v1", "brax/ant", "custom/Mine"))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_device_environments_and_objects_are_not_host():
     ],
 )
 def test_an_unknown_option_is_named_with_what_is_taken(env_id, taken):
-    with pytest.raises(ValueError, match=f"{env_id}: got option 'colour', takes {taken}"):
+    with pytest.raises(ValueError, match=f"{env_id}: expected {taken}.*, got option 'colour'"):
         build.make(env_id, colour=1)
 
 
@@ -82,14 +82,18 @@ def test_an_unknown_option_is_named_with_what_is_taken(env_id, taken):
     ("env_id", "options", "message"),
     [
         ("four-rooms", {"noise": "loud"}, "noise: got 'loud', takes one of 'fail', 'success', 'none'"),
-        ("four-rooms", {"time_limit": 0}, "time_limit: got 0"),
+        ("four-rooms", {"time_limit": 0}, "four-rooms time_limit: expected a whole number of at least 1, got 0"),
         ("four-rooms", {"goal": (0, 0)}, "goal: got .0, 0., a wall"),
         ("brax/fast", {"reset": "warm"}, "brax/fast reset: got 'warm', takes one of 'fresh', 'cached'"),
         ("brax/swimmer", {"backend": "positional"}, "takes one of 'generalized'"),
         ("brax/ant", {"backend": "bullet"}, "takes one of 'positional', 'generalized', 'spring', 'mjx'"),
-        ("brax/fast", {"episode_length": 0}, "episode_length: got 0"),
-        ("probe/nan", {"after": 0}, "after=0"),
-        ("gymnax/MNISTBandit-bsuite", {}, "not offered, it downloads a data set"),
+        ("brax/fast", {"episode_length": 0}, "brax/fast episode_length: expected a whole number of at least 1, got 0"),
+        ("probe/nan", {"after": 0}, "probe/nan after: expected a whole number of at least 1, got 0"),
+        (
+            "gymnax/MNISTBandit-bsuite",
+            {},
+            "expected an id that `nextpolicy envs` lists, got .*, which downloads a data set",
+        ),
     ],
 )
 def test_a_wrong_value_is_an_error_that_says_what_is_taken(env_id, options, message):
@@ -97,16 +101,16 @@ def test_a_wrong_value_is_an_error_that_says_what_is_taken(env_id, options, mess
         build.make(env_id, **options)
 
 
-@pytest.mark.parametrize("suite", ["gymnax", "brax"])
-def test_a_missing_extra_says_what_to_install(suite, monkeypatch):
+@pytest.mark.parametrize("package", ["gymnax", "brax"])
+def test_a_missing_extra_says_what_to_install(package, monkeypatch):
     find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == suite else find_spec(name, *a))
-    monkeypatch.setitem(sys.modules, suite, None)  # makes `import` fail as if it were not there
-    env_id = {"gymnax": "gymnax/CartPole-v1", "brax": "brax/ant"}[suite]
-    with pytest.raises(ValueError, match=rf"pip install -e '\.\[{suite}\]' in a checkout"):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == package else find_spec(name, *a))
+    monkeypatch.setitem(sys.modules, package, None)  # makes `import` fail as if it were not there
+    env_id = {"gymnax": "gymnax/CartPole-v1", "brax": "brax/ant"}[package]
+    with pytest.raises(ValueError, match=rf"pip install -e '\.\[{package}\]' in a checkout"):
         build.make(env_id)
-    (entry,) = (name for name in build.names() if name.startswith(suite))
-    assert f"pip install -e '.[{suite}]' in a checkout of nextpolicy" in entry
+    (entry,) = (name for name in build.names() if name.startswith(package))
+    assert f"pip install -e '.[{package}]' in a checkout of nextpolicy" in entry
     assert "four-rooms" in build.names()
 
 
@@ -153,7 +157,9 @@ def test_a_users_environment_object_is_wrapped():
 
 
 def test_an_object_that_is_no_environment_is_refused():
-    with pytest.raises(ValueError, match="got object without reset_env, step_env, default_params"):
+    with pytest.raises(
+        ValueError, match="expected a gymnax-style environment, got object without reset_env, step_env,"
+    ):
         build.make(object())
-    with pytest.raises(ValueError, match="got option 'colour', takes env_params"):
+    with pytest.raises(ValueError, match="expected env_params, got option 'colour'"):
         build.make(_Countdown(), colour=1)

@@ -1,4 +1,4 @@
-"""One battery over every environment inside XLA: what training relies on, whatever the suite.
+"""One battery over every environment inside XLA: what training relies on, whatever the backend.
 
 Episodes are cut short by option, so that a short stream sees several of them end.
 """
@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nextpolicy.envs import brax, build, probes
+from nextpolicy.envs import brax, build, gymnax, probes
 from nextpolicy.envs.base import Box, DeviceEnv, Discrete
-from nextpolicy.envs.gymnax import names as gymnax_names
 
 pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse]
 
@@ -31,8 +30,7 @@ FAST = [
     "gymnax/FrozenLake-misc",
     "brax/fast",
 ]
-ALL = [f"probe/{name}" for name in probes.names() if name != "nan"]
-ALL += [f"gymnax/{name}" for name in gymnax_names()] + [f"brax/{name}" for name in brax.NAMES]
+ALL = [env_id for backend in (probes, gymnax, brax) for env_id in backend.BACKEND.ids() if env_id != "probe/nan"]
 CASES = FAST + [pytest.param(name, marks=pytest.mark.slow) for name in ALL if name not in FAST]
 # Two compilations of the same physics each: one robot that terminates and one that need not stand for all.
 POPULATION_CASES = [case for case in CASES if isinstance(case, str) or not case.values[0].startswith("brax/")] + [
@@ -52,8 +50,8 @@ class Stream(NamedTuple):
 @functools.lru_cache
 def make(env_id: str) -> DeviceEnv:
     option = {"four-rooms": "time_limit", "gymnax": "max_steps_in_episode", "brax": "episode_length"}
-    suite = env_id.partition("/")[0]
-    return build.make(env_id, **({option[suite]: LIMIT} if suite in option else {}))
+    prefix = env_id.partition("/")[0]
+    return build.make(env_id, **({option[prefix]: LIMIT} if prefix in option else {}))
 
 
 @functools.lru_cache

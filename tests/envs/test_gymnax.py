@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nextpolicy.envs import build, gymnax
+from nextpolicy.envs import build, gymnax, registry
 from nextpolicy.envs.base import Box, Discrete
 
 pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse]
@@ -45,9 +45,9 @@ def test_steps_are_those_of_gymnax_stepped_by_hand(name):
     assert ends >= 1
 
 
-@pytest.mark.parametrize("name", gymnax.names())
-def test_what_is_registered_can_be_made_or_is_excluded_with_a_reason(name):
-    spec = build.make(f"gymnax/{name}").spec
+@pytest.mark.parametrize("env_id", gymnax.BACKEND.ids())
+def test_what_is_registered_can_be_made_or_is_excluded_with_a_reason(env_id):
+    spec = build.make(env_id).spec
     assert len(spec.obs_shape) >= 1
     assert isinstance(spec.action, Discrete | Box)
     assert hash(spec) is not None
@@ -55,7 +55,9 @@ def test_what_is_registered_can_be_made_or_is_excluded_with_a_reason(name):
 
 
 def test_nothing_is_left_out_silently():
-    assert set(gymnax.names()) | set(gymnax.EXCLUDED) == set(gymnax.import_gymnax().registered_envs)
+    offered = {registry.name_of(env_id) for env_id in gymnax.BACKEND.ids()}
+    assert offered | set(gymnax.BACKEND.excluded) == set(gymnax.import_gymnax().registered_envs)
+    assert not offered & set(gymnax.BACKEND.excluded)
 
 
 MINATAR = {"Asterix": 4, "Breakout": 4, "Freeway": 7, "Seaquest": 10, "SpaceInvaders": 6}

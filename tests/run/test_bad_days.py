@@ -28,7 +28,8 @@ from nextpolicy.experiments.deadline import Deadline
 from nextpolicy.run import checkpoint, interrupt, training
 from nextpolicy.run.block import TrainingError
 from nextpolicy.run.folder import RunError, RunFolder
-from nextpolicy.run.training import make_job, run_job
+from nextpolicy.run.job import make_job
+from nextpolicy.run.training import run_job
 
 from .helpers import COMMAND, SMALL, assert_same_run, contents, environment, options
 

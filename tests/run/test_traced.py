@@ -22,7 +22,7 @@ from nextpolicy.config import TrainConfig
 from nextpolicy.core import gate, losses, minibatch
 from nextpolicy.nets import build, heads, torsos
 from nextpolicy.run import traced
-from nextpolicy.run.training import make_job
+from nextpolicy.run.job import make_job
 from nextpolicy.tabular import four_rooms
 
 SMALL = {"num_envs": 4, "rollout_length": 8, "minibatch_size": 16, "hidden": (8,), "total_env_steps": 320}

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from nextpolicy.config import TrainConfig
-from nextpolicy.run.training import Job, make_job
+from nextpolicy.run.job import Job, make_job
 from nextpolicy.loop.population import Program, build_program
 
 TINY: dict[str, Any] = {

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nextpolicy.config import FIELDS, TrainConfig
-from nextpolicy.run.training import make_job
+from nextpolicy.run.job import make_job
 from nextpolicy.loop.population import member_init, member_round
 
 from .helpers import build, differ, fetch, run, tiny

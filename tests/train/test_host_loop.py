@@ -24,7 +24,8 @@ from nextpolicy.core import running_stats
 from nextpolicy.envs.base import Box, EnvSpec, HostEnvError
 from nextpolicy.run import checkpoint
 from nextpolicy.run.folder import RunFolder
-from nextpolicy.run.training import make_job, run_job
+from nextpolicy.run.job import make_job
+from nextpolicy.run.training import run_job
 from nextpolicy.train import host_loop
 from nextpolicy.loop.host_collect import Log, padded
 from nextpolicy.loop.host_loop import HostLoop

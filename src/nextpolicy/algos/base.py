@@ -29,7 +29,7 @@ class Algorithm(Protocol):
     """
 
     name: ClassVar[str]
-    Settings: ClassVar[type[Settings]]
+    settings: ClassVar[type[Settings]]
     variants: ClassVar[dict[str, Pace]]  # names for `--algo`
 
     def __init__(self, settings: Any, parts: Parts) -> None: ...

@@ -8,17 +8,27 @@ from beta_k to beta_{k+1}. If the target is always beta_k, the ratios are 1 and 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from nextpolicy.algos.base import Pace, Parts
 from nextpolicy.core import losses, minibatch, one_vector, returns, running_stats
-from nextpolicy.settings import INT32_MAX, ConfigError, Settings, setting, settings
-from nextpolicy.types import Array, Distribution, Evidence, Metrics, Params, PolicySnapshot, PyTree
-from nextpolicy.types import Rollout, RunningStats
+from nextpolicy.settings import INT32_MAX, ConfigError, Settings, pytree, setting
+from nextpolicy.types import (
+    Array,
+    Distribution,
+    Evidence,
+    Metrics,
+    Params,
+    PolicySnapshot,
+    PyTree,
+    Rollout,
+    RunningStats,
+)
 
 if TYPE_CHECKING:
     import optax
@@ -27,7 +37,8 @@ _BELOW_ONE = 1 - 2**-24  # the last float32 below 1
 _MAX_LOG_RATIO = 20.0  # exp(20) is 5e8: beyond any clip in use, and its square is still a float32
 
 
-@settings
+@pytree
+@dataclass(frozen=True)
 class PPOSettings(Settings):
     """Estimation and the PPO objective."""
 
@@ -123,9 +134,9 @@ _TERMS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction") 
 class PPO:
     """PPO and Stable-Value PPO."""
 
-    name = "ppo"
-    Settings = PPOSettings
-    variants: dict[str, Pace] = {"ppo": "plain", "sv-static": "static", "sv-dynamic": "dynamic"}  # noqa: RUF012
+    name: ClassVar[str] = "ppo"
+    settings: ClassVar[type[Settings]] = PPOSettings
+    variants: ClassVar[dict[str, Pace]] = {"ppo": "plain", "sv-static": "static", "sv-dynamic": "dynamic"}
 
     def __init__(self, settings: PPOSettings, parts: Parts) -> None:
         self.static, self.parts = settings, parts

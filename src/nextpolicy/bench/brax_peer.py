@@ -10,9 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from nextpolicy.config import presets
 from nextpolicy.bench.contenders import Contender
-from nextpolicy.config import ConfigError, TrainConfig
+from nextpolicy.config import ConfigError, TrainConfig, presets
 from nextpolicy.envs.brax import make
 
 _TURNS = 1000  # more than will ever be asked for
@@ -35,9 +34,10 @@ def brax(env: str, members: int, fields: dict[str, Any]) -> Contender:
     divisor is taken, and the row says which.
     """
     config = presets.build(env, **fields)
-    minibatches = nearest_divisor(config.environment.num_envs, config.minibatches)
+    wanted = config.batch_size // config.algorithm.minibatch_size
+    minibatches = nearest_divisor(config.environment.num_envs, wanted)
     training = _Turns(config, env.split("/", 1)[1], minibatches)
-    note = "" if minibatches == config.minibatches else f", {minibatches} minibatches"
+    note = "" if minibatches == wanted else f", {minibatches} minibatches"
     alone = "" if members == 1 else ", one seed at a time"
     contender = Contender(f"brax{note}{alone}", config.batch_size, training.run, one_length=True, close=training.stop)
 
@@ -123,7 +123,7 @@ class _Turns:
 
         if not hasattr(jax, "device_put_replicated"):
             train.jax = _OldJax()  # brax 0.14.2 calls it, and newer JAX has dropped it
-        config, ppo = self.config, self.config.ppo
+        config, ppo = self.config, self.config.algorithm
         num_envs, hidden = config.environment.num_envs, config.net.hidden
         activation = {"tanh": nn.tanh, "relu": nn.relu, "silu": nn.silu}[config.net.activation]
         train.train(
@@ -135,7 +135,7 @@ class _Turns:
             learning_rate=ppo.learning_rate,
             entropy_cost=ppo.entropy_coef,
             discounting=ppo.gamma,
-            unroll_length=ppo.rollout_length,
+            unroll_length=config.environment.rollout_length,
             batch_size=num_envs // self.minibatches,
             num_minibatches=self.minibatches,
             num_updates_per_batch=ppo.epochs,

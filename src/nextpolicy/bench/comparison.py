@@ -15,12 +15,11 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from nextpolicy.config import presets
 from nextpolicy.bench import brax_peer, contenders, peers, process
 from nextpolicy.bench.contenders import Contender
 from nextpolicy.bench.measure import lengths, measure, table, until_return, until_table
 from nextpolicy.bench.work import Work
-from nextpolicy.config import ConfigError
+from nextpolicy.config import ConfigError, presets
 from nextpolicy.run.folder import describe_machine
 from nextpolicy.runfiles import write_json
 

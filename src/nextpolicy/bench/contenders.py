@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nextpolicy.config import presets
-from nextpolicy.config import ConfigError
-from nextpolicy.run.training import make_job
-from nextpolicy.loop.collect import random_actions, shape_action
+from nextpolicy.config import ConfigError, presets
+from nextpolicy.envs.base import HostEnv
+from nextpolicy.loop.actions import random_actions, shape_action
+from nextpolicy.run.job import make_job
 
 
 class Timing(NamedTuple):
@@ -131,10 +131,10 @@ def reached(returns: np.ndarray, seconds: np.ndarray, steps_per_round: int, targ
 def simulator(env: str, members: int, fields: dict[str, Any]) -> Contender:
     """Random actions in as many environments as the population has, and nothing else."""
     config = presets.build(env, **fields)
-    made = make_job(config.replace(normalise_obs=False)).setup.env
-    if made is None:
-        raise ValueError(f"simulator: got {env}, takes an environment that runs inside XLA")
-    num_envs, length = config.environment.num_envs * members, config.ppo.rollout_length
+    made = make_job(config.replace(normalise_obs=False)).env
+    if isinstance(made, HostEnv):
+        raise ValueError(f"simulator: expected an environment that runs inside XLA, got {env}")
+    num_envs, length = config.environment.num_envs * members, config.environment.rollout_length
 
     def rounds_of(state: Any, key: jax.Array, rounds: jax.Array) -> jax.Array:
         def body(i: jax.Array, carry: Any) -> Any:

@@ -19,10 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nextpolicy.config import presets
 from nextpolicy.bench.contenders import Contender, Reached, program_memory, reached, timed
-from nextpolicy.config import ConfigError, TrainConfig
-from nextpolicy.envs.brax import backends_of, import_brax
+from nextpolicy.config import ConfigError, TrainConfig, presets
+from nextpolicy.envs.brax import import_brax, physics_of
 from nextpolicy.envs.gymnax import import_gymnax
 from nextpolicy.nets.heads import Categorical, DiagonalGaussian
 
@@ -116,17 +115,17 @@ _BRAX_FIXED: dict[str, Any] = {**_MLP, "hidden": (256, 256), "normalise_obs": Tr
 
 def _purejaxrl_settings(config: TrainConfig, name: str) -> dict[str, Any]:
     return {
-        "LR": config.ppo.learning_rate,
+        "LR": config.algorithm.learning_rate,
         "NUM_ENVS": config.environment.num_envs,
-        "NUM_STEPS": config.ppo.rollout_length,
-        "UPDATE_EPOCHS": config.ppo.epochs,
-        "NUM_MINIBATCHES": config.minibatches,
-        "GAMMA": config.ppo.gamma,
-        "GAE_LAMBDA": config.ppo.lam,
-        "CLIP_EPS": config.ppo.clip,
-        "ENT_COEF": config.ppo.entropy_coef,
-        "VF_COEF": config.ppo.value_coef,
-        "MAX_GRAD_NORM": config.ppo.max_grad_norm,
+        "NUM_STEPS": config.environment.rollout_length,
+        "UPDATE_EPOCHS": config.algorithm.epochs,
+        "NUM_MINIBATCHES": config.batch_size // config.algorithm.minibatch_size,
+        "GAMMA": config.algorithm.gamma,
+        "GAE_LAMBDA": config.algorithm.lam,
+        "CLIP_EPS": config.algorithm.clip,
+        "ENT_COEF": config.algorithm.entropy_coef,
+        "VF_COEF": config.algorithm.value_coef,
+        "MAX_GRAD_NORM": config.algorithm.max_grad_norm,
         "ACTIVATION": "tanh",
         "ENV_NAME": name,
         "ANNEAL_LR": True,
@@ -138,7 +137,7 @@ def _purejaxrl_settings(config: TrainConfig, name: str) -> dict[str, Any]:
 def brax_backend(config: TrainConfig) -> str | None:
     """The physics of the work's Brax environment; None where there is nothing to choose."""
     suite, _, name = config.environment.env.partition("/")
-    backend = config.environment.env_options.get("backend") or (backends_of(name)[0] if suite == "brax" else None)
+    backend = config.environment.env_options.get("backend") or (physics_of(name)[0] if suite == "brax" else None)
     return None if backend == "none" else backend
 
 

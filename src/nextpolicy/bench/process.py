@@ -9,10 +9,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from nextpolicy.config import presets
 from nextpolicy.bench.contenders import Contender, Reached, Timing
 from nextpolicy.bench.peers import brax_backend, check_env_options
-from nextpolicy.config import ConfigError
+from nextpolicy.config import ConfigError, presets
 
 WORKER = Path(__file__).with_name("peer_worker.py")
 PACKAGES = {"sb3": "stable-baselines3", "sbx": "sbx-rl", "rejax": "rejax"}
@@ -94,7 +93,7 @@ def contender(peer: str, python: str, env: str, members: int, fields: dict[str, 
         "env": env if suite == "brax" else name,
         "env_options": {"backend": brax_backend(config) or "positional"} if suite == "brax" else {},
         "members": side_by_side,
-        "minibatches": config.minibatches,
+        "minibatches": config.batch_size // config.algorithm.minibatch_size,
         **{k: config.value(k) for k in _FIELDS},
     }
     if config.net.torso not in ("auto", "mlp") or config.net.layer_norm:

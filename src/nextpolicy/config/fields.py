@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 from collections.abc import Iterable
 
 from nextpolicy.algos import ALGORITHMS, VARIANTS
@@ -27,12 +26,21 @@ def settings_classes(algo: tuple[str, ...], criterion: str) -> tuple[type[Settin
         raise ConfigError(
             f"criterion: expected one of {', '.join(CRITERIA)}, got {shown(criterion)}{nearest(criterion, CRITERIA)}"
         )
-    return VARIANTS[algo[0]][0].Settings, settings_class(criterion)
+    return VARIANTS[algo[0]][0].settings, settings_class(criterion)
 
 
-@functools.cache
+_ACTIVE: dict[tuple[type, type], dict[str, FieldInfo]] = {}
+
+
 def active_fields(algorithm_settings: type[Settings], criterion_settings: type[Settings]) -> dict[str, FieldInfo]:
     """The fields of a configuration with these settings, by their flat names."""
+    pair = (algorithm_settings, criterion_settings)
+    if pair not in _ACTIVE:
+        _ACTIVE[pair] = _fields_of(*pair)
+    return _ACTIVE[pair]
+
+
+def _fields_of(algorithm_settings: type[Settings], criterion_settings: type[Settings]) -> dict[str, FieldInfo]:
     sections: dict[str, type[Settings]] = {
         **{"environment": EnvConfig, "net": NetConfig},
         **{"algorithm": algorithm_settings, "criterion": criterion_settings, "run": RunConfig},
@@ -45,15 +53,15 @@ FIELDS: dict[str, FieldInfo] = {
     name: info
     for criterion in reversed(CRITERIA.values())
     for algorithm in reversed(ALGORITHMS.values())
-    for name, info in active_fields(algorithm.Settings, criterion.Settings).items()
+    for name, info in active_fields(algorithm.settings, criterion.settings).items()
 }
 
 
 def owner(name: str) -> str:
     """The algorithms and criteria that have this field."""
     groups: dict[str, type[Settings]] = {
-        **{f"algorithm {a.name}": a.Settings for a in ALGORITHMS.values()},
-        **{f"criterion {c.name}": c.Settings for c in CRITERIA.values()},
+        **{f"algorithm {a.name}": a.settings for a in ALGORITHMS.values()},
+        **{f"criterion {c.name}": c.settings for c in CRITERIA.values()},
     }
     return " and ".join(g for g, cls in groups.items() if name in {f.name for f in dataclasses.fields(cls)})  # type: ignore[arg-type]
 

@@ -9,6 +9,7 @@ from nextpolicy.algos import VARIANTS
 from nextpolicy.config.fields import FIELDS, active_fields, nearest, settings_classes
 from nextpolicy.config.parse import convert
 from nextpolicy.config.schema import TrainConfig
+from nextpolicy.envs.registry import preset_of
 from nextpolicy.settings import ConfigError
 
 _SMALL_CNN: dict[str, Any] = {"torso": "small-cnn", "hidden": (128,), "activation": "relu", "layer_norm": True}
@@ -125,15 +126,8 @@ ALGORITHM_PRESETS: dict[tuple[str, str], dict[str, Any]] = {}
 
 
 def preset_for(env: str) -> str:
-    """The preset that `paper` means for an environment, or `default` where the paper has none."""
-    if env == "four-rooms":
-        return "four-rooms"
-    if env.startswith("gymnax/") and env.endswith("-MinAtar"):
-        return "minatar"
-    for suite in ("brax", "atari"):
-        if env.startswith(f"{suite}/"):
-            return suite
-    return "default"
+    """The preset that `paper` means for an environment, as its backend says; `default` if the paper has none."""
+    return preset_of(env)
 
 
 def build(env: str, *, preset: str | None = None, **overrides: Any) -> TrainConfig:

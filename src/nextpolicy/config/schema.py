@@ -49,8 +49,8 @@ class TrainConfig:
 
     environment: EnvConfig = dataclasses.field(default_factory=EnvConfig)
     net: NetConfig = dataclasses.field(default_factory=NetConfig)
-    algorithm: Any = dataclasses.field(default_factory=lambda: VARIANTS["ppo"][0].Settings())
-    criterion: Any = dataclasses.field(default_factory=lambda: CRITERIA["stable-values"].Settings())
+    algorithm: Any = dataclasses.field(default_factory=lambda: VARIANTS["ppo"][0].settings())
+    criterion: Any = dataclasses.field(default_factory=lambda: CRITERIA["stable-values"].settings())
     run: RunConfig = dataclasses.field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
@@ -104,7 +104,8 @@ class TrainConfig:
         """A copy with fields changed by their flat names; values may be strings as on a command line."""
         chosen = {name: convert(known_field(name), raw) for name, raw in changes.items()}
         config = self._with_settings_of(chosen.get("algo", self.run.algo), chosen.get("criterion", self.run.criterion))
-        fields, sections = active_fields(type(config["algorithm"]), type(config["criterion"])), {}
+        fields = active_fields(type(config["algorithm"]), type(config["criterion"]))
+        sections: dict[str, dict[str, Any]] = {}
         for name, value in chosen.items():
             if name not in fields:
                 raise ConfigError(f"{name}: expected a field of this algorithm and criterion, got one of {owner(name)}")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from nextpolicy.settings import EXACT_INTEGER, INT32_MAX, Settings, setting, settings
+from nextpolicy.settings import EXACT_INTEGER, INT32_MAX, Settings, pytree, setting
 
 
-@settings
+@pytree
+@dataclass(frozen=True)
 class EnvConfig(Settings):
     """Which environment, how many of it, and how they are sampled."""
 
@@ -29,7 +31,8 @@ class EnvConfig(Settings):
     )
 
 
-@settings
+@pytree
+@dataclass(frozen=True)
 class NetConfig(Settings):
     """Actor and critic."""
 
@@ -53,17 +56,14 @@ class NetConfig(Settings):
     )
 
 
-@settings
+@pytree
+@dataclass(frozen=True)
 class RunConfig(Settings):
     """What is trained, how long, how many members, and where to."""
 
-    algo: tuple[str, ...] = setting(
-        ("sv-dynamic",), "Algorithm, or several variants of one, which train side by side."
-    )
+    algo: tuple[str, ...] = setting(("sv-dynamic",), "Algorithm, or several variants of one, which train side by side.")
     criterion: str = setting("stable-values", "When the target of a dynamic algorithm follows its behavioural policy.")
-    static_k: int = setting(
-        8, "sv-static: rounds between target updates.", traced=True, low=1, high=EXACT_INTEGER
-    )
+    static_k: int = setting(8, "sv-static: rounds between target updates.", traced=True, low=1, high=EXACT_INTEGER)
     total_env_steps: int = setting(
         1_000_000, "Environment steps per member; rounded down to whole rounds.", low=1, high=10**15
     )

@@ -1,15 +1,16 @@
 """When may the target policy follow the behavioural one? Each criterion is one file with a class; the registry is here.
 
 A criterion looks at the `Evidence` of a round and decides. It has `init` and `update` (see `Criterion`). A registered
-one also has a name and a `Settings` class, whose fields become command-line options and whose traced fields may be swept.
+one also has a name and a `Settings` class. Its fields become command-line options; its traced fields may be swept.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from nextpolicy.criteria.stable_values import StableValues
-from nextpolicy.settings import Settings, settings
+from nextpolicy.settings import Settings, pytree
 from nextpolicy.types import Array, Evidence, Metrics, PyTree
 
 
@@ -35,10 +36,11 @@ class RegisteredCriterion(Criterion, Protocol):
     """A criterion that `--criterion NAME` finds."""
 
     name: ClassVar[str]
-    Settings: ClassVar[type[Settings]]
+    settings: ClassVar[type[Settings]]
 
 
-@settings
+@pytree
+@dataclass(frozen=True)
 class NoSettings(Settings):
     """For a criterion that the caller passes as an object: its numbers are `criterion_params`."""
 
@@ -49,4 +51,4 @@ CRITERIA: dict[str, type[RegisteredCriterion]] = {c.name: c for c in (StableValu
 
 def settings_class(name: str) -> type[Settings]:
     """The settings of the criterion with this name."""
-    return NoSettings if name == OWN else CRITERIA[name].Settings
+    return NoSettings if name == OWN else CRITERIA[name].settings

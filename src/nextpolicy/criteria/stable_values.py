@@ -6,24 +6,25 @@ and batched, so PPO, static and dynamic SV-PPO are one compiled program.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from nextpolicy.core import check
-from nextpolicy.settings import EXACT_INTEGER, ConfigError, Settings, setting, settings
+from nextpolicy.settings import EXACT_INTEGER, ConfigError, Settings, pytree, setting
 from nextpolicy.types import Array, Evidence, Metrics
 
 Number = float | Array
 
-# Keeps ceil() from rounding up a float32 that stands for a whole number. k_min(progress) comes within 1 / rounds of whole
-# numbers without reaching them, so this must be far smaller than that.
+# Keeps ceil() from rounding up a float32 that stands for a whole number. k_min(progress) comes within 1 / rounds of
+# whole numbers without reaching them, so this must be far smaller than that.
 _ROUNDING = 1e-5
 
 
-@settings
+@pytree
+@dataclass(frozen=True)
 class GateParams(Settings):
     """What the gate compares with. At run time every number may be traced, or a batch with one entry per member."""
 
@@ -111,8 +112,8 @@ class StableValues:
     Over the first `decay_fraction` of training k_min falls linearly to 1, and k_max too if `decay_k_max`.
     """
 
-    name = "stable-values"
-    Settings = GateParams
+    name: ClassVar[str] = "stable-values"
+    settings: ClassVar[type[Settings]] = GateParams
 
     def init(self) -> GateState:
         """Both counters at 0."""

@@ -1,9 +1,9 @@
 """Atari games by ale-py's vector environment: emulators in C++ threads, observations as bytes.
 
-A lost life ends the episode for the estimators (`episodic_life`), the game goes on, and the score is that of the whole
-game. ale-py's own `episodic_life` starts a new game at every lost life, which changes the task, so lives are counted
-here. Its auto-reset takes a step of its own; that step is marked as not valid. A thread waits for the emulators, so
-that one that never answers is noticed.
+With `episodic_life`, losing a life is a termination for learning, but the game goes on, and the score is that of the
+whole game. ale-py's own `episodic_life` starts a new game at every lost life, which changes the task, so lives are
+counted here. ale-py resets in a step of its own, which is marked as not valid. A thread waits for the emulators, so
+that one that hangs is noticed.
 """
 
 from __future__ import annotations
@@ -15,91 +15,57 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from nextpolicy.envs.base import Discrete, EnvSpec, check_options, own_actions, take_option
+from nextpolicy.envs.base import Discrete, EnvSpec, at_least_one, check_options, own_actions, take_options
 from nextpolicy.envs.driver import SECONDS_PER_ENV, Driver, check_timeout, drive
+from nextpolicy.envs.registry import Backend
 from nextpolicy.types import Array, Step
 
-# The 16 games of the paper's main table.
-PAPER_GAMES = (
-    "Amidar",
-    "Asterix",
-    "BattleZone",
-    "Bowling",
-    "Breakout",
-    "DoubleDunk",
-    "Freeway",
-    "Frostbite",
-    "KungFuMaster",
-    "MsPacman",
-    "NameThisGame",
-    "Phoenix",
-    "Qbert",
-    "Riverraid",
-    "Seaquest",
-    "SpaceInvaders",
-)
-
-# Shipped by ale-py but not offered: its emulator ends the whole process when it is given one of these.
-EXCLUDED = dict.fromkeys(
-    ("Combat", "Joust", "MazeCraze", "Warlords"), "is not for one player, and ale-py cannot run it"
-)
-
-OPTIONS: dict[str, Any] = {
+OPTIONS: dict[str, bool | int | float] = {
     "sticky": 0.25,  # probability that the emulator repeats the previous action
     "frame_skip": 4,
     "noop_max": 30,  # random no-ops at the start of a game
-    "fire_reset": True,  # whether a game that starts by FIRE is started by the reset
+    "fire_reset": True,  # whether reset presses FIRE in games that need it to start
     "frame_stack": 4,
     "image_size": 84,
-    "episodic_life": True,  # a lost life is an end to the estimators; scores are of whole games all the same
-    "clip_reward": False,  # learn from the sign of the reward; scores are unclipped all the same
+    "episodic_life": True,  # whether a lost life terminates the episode for learning; scores are of whole games
+    "clip_reward": False,  # whether to learn from the sign of the reward; scores are unclipped
     "full_action_space": False,
-    "max_frames": 108_000,  # of a game, after which it is truncated
-    "threads": 0,  # emulator threads of one pool; 0 is as many as there are cores
+    "max_frames": 108_000,  # after which a game is truncated
+    "threads": 0,  # emulator threads of one pool; 0 is one per core
     "groups": 2,
-    "worker_timeout": 60.0,  # seconds a step may take; the start and a reset, one more for each environment
+    "worker_timeout": 60.0,  # seconds for a step; starting and resetting get one more for each environment
 }
 
-# A picture is a second emulator in the console's own size and colours: equal seeds and actions give equal games.
+# Pictures come from a second emulator with the console's size and colours: equal seeds and actions give equal games.
 SCREEN = {"img_height": 210, "img_width": 160, "grayscale": False, "stack_num": 1}
 
 
 def games() -> dict[str, str]:
-    """Every game ale-py ships and can run: our name to its own, `MsPacman` to `ms_pacman`."""
+    """Every game that ale-py ships, in alphabetical order: our name to its own, `MsPacman` to `ms_pacman`."""
     from ale_py import roms
 
-    named = {rom.title().replace("_", ""): rom for rom in sorted(roms.get_all_rom_ids())}
-    return {name: rom for name, rom in named.items() if name not in EXCLUDED}
+    return {rom.title().replace("_", ""): rom for rom in sorted(roms.get_all_rom_ids())}
 
 
-def names() -> list[str]:
-    """Games, in alphabetical order."""
-    return list(games())
-
-
-def make(name: str, **options: Any) -> AtariEnv:
-    """A game by its name."""
-    if name in EXCLUDED:
-        raise ValueError(f"atari/{name}: not offered, it {EXCLUDED[name]}")
-    importlib.import_module("ale_py.vector_env")  # not there without Gymnasium, which ale-py does without
+def make(name: str, **options: object) -> AtariEnv:
+    """The game `name`."""
+    importlib.import_module("ale_py.vector_env")  # needs Gymnasium, which ale-py does not install
     return AtariEnv(name, options)
 
 
 class AtariEnv:
-    """A game and how it is played."""
+    """A game and its options, as a `HostEnv`."""
 
     resets_in_step = False
 
-    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, options: Mapping[str, object]) -> None:
         env_id = f"atari/{name}"
         check_options(env_id, options, OPTIONS)
-        given = dict(options)
-        self.options = {k: take_option(env_id, given, k, default) for k, default in OPTIONS.items()}
+        self.options = take_options(env_id, options, OPTIONS)
         for option in ("frame_skip", "frame_stack", "image_size", "max_frames", "groups"):
-            if self.options[option] < 1:
-                raise ValueError(f"{env_id} {option}: got {self.options[option]}, takes a whole number of at least 1")
+            at_least_one(env_id, option, self.options[option])
         if self.options["sticky"] > 1:
-            raise ValueError(f"{env_id} sticky: got {self.options['sticky']:g}, takes a number in [0, 1]")
+            raise ValueError(f"{env_id} sticky: expected a number in [0, 1], got {self.options['sticky']:g}")
         self.rom, self.groups = games()[name], self.options["groups"]
         self.timeout = check_timeout(env_id, self.options["worker_timeout"])
         actions = drive(env_id, self.timeout, lambda: int(self.emulator(1).single_action_space.n))
@@ -108,7 +74,7 @@ class AtariEnv:
         shape, own_shape = (size, size, stack), (stack, size, size)
         self.spec = EnvSpec(env_id, shape, Discrete(actions), np.uint8, limit, own_obs_shape=own_shape)
 
-    def emulator(self, num_envs: int, **changes: Any) -> Any:
+    def emulator(self, num_envs: int, **changes: bool | int) -> Any:
         """ale-py's vector environment with these options."""
         from ale_py.vector_env import AtariVectorEnv
 
@@ -144,7 +110,7 @@ class AtariPool:
         self.num_envs, self._actions = num_envs, env.spec.action
         self._thread = Driver(env.spec.id, env.timeout)
         self._patience = env.timeout + SECONDS_PER_ENV * num_envs
-        kinds: list[dict[str, Any]] = [{}, SCREEN] if render else [{}]
+        kinds: list[dict[str, bool | int]] = [{}, SCREEN] if render else [{}]
         start = lambda: [env.emulator(num_envs, **kind) for kind in kinds]  # noqa: E731
         try:
             self._emulators = self._thread.call("start", start, self._patience)
@@ -173,7 +139,7 @@ class AtariPool:
     def recv(self) -> Step[np.ndarray]:
         (obs, score, game_over, timed_out, info), *screen = self._thread.wait("step")
         self._draw(screen)
-        valid = ~self._over  # the step after the end of a game only starts the next one
+        valid = ~self._over  # the step after the end of a game only resets it
         lost_life = (info["lives"] < self._lives) & valid
         terminated = game_over | (lost_life if self._episodic_life else False)
         score = score.astype(np.float32)
@@ -198,6 +164,19 @@ class AtariPool:
         return np.asarray(self._drawn)
 
     def close(self) -> None:
-        """Let go of the emulators; their threads end with them, or are left behind where one never answered."""
+        """Release the emulators. Their threads end with them, except where one hangs."""
         self._emulators = []
         self._thread.stop()
+
+
+BACKEND = Backend(
+    prefix="atari",
+    make=make,
+    names=games,
+    # Given one of these, ale-py's emulator ends the whole process.
+    excluded=dict.fromkeys(("Combat", "Joust", "MazeCraze", "Warlords"), "needs two players, which ale-py cannot run"),
+    runs_on_host=True,
+    extra="atari",
+    packages=("ale-py", "gymnasium"),
+    presets={"*": "atari"},
+)

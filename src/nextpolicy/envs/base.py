@@ -1,11 +1,11 @@
-"""What training asks of an environment, inside XLA or on the host, and the pieces every adapter shares."""
+"""The interface between training and environments, inside XLA or on the host, and what all adapters share."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -13,71 +13,74 @@ import numpy as np
 
 from nextpolicy.types import Array, PyTree, Step
 
+ArrayT = TypeVar("ArrayT", np.ndarray, Array)
+DType = np.dtype | type[np.generic]
+
 
 @dataclass(frozen=True)
 class Discrete:
-    """Actions `start` .. start + n - 1; policies and training count them from 0, as int32."""
+    """Actions `start` .. start + n - 1; policies and training count from 0, in int32."""
 
     n: int
     start: int = 0
-    dtype: Any = field(default=np.int32, compare=False)  # of the environment's own actions
+    dtype: DType = field(default=np.int32, compare=False)  # that the environment's own `step` takes
 
-    def legal(self, action: Any) -> Any:
-        """Actions [N] of a policy, NumPy's or JAX's, as the environment counts them."""
+    def legal(self, action: ArrayT) -> ArrayT:
+        """A policy's actions [N], counted from `start`."""
         return action + self.start
 
 
 @dataclass(frozen=True)
 class Box:
-    """Real actions of one shape; the adapter clips what it is given to [low, high], element by element."""
+    """Real-valued actions of one shape; adapters clip them to [low, high], element by element."""
 
     shape: tuple[int, ...]
-    low: Any  # number or array of `shape`
-    high: Any
-    dtype: Any = field(default=np.float32, compare=False)  # of the environment's own actions
+    low: float | np.ndarray  # number or array of `shape`
+    high: float | np.ndarray
+    dtype: DType = field(default=np.float32, compare=False)  # that the environment's own `step` takes
 
     def clip(self, action: Array) -> Array:
-        """One action (not a batch of them) brought inside the bounds."""
+        """One action, not a batch, clipped to the bounds."""
         low, high = (jnp.broadcast_to(jnp.asarray(b, action.dtype), self.shape) for b in (self.low, self.high))
         return jnp.clip(action, low, high)
 
-    def legal(self, action: Any) -> Any:
-        """Actions [N, A] or [N, *shape] of a policy, NumPy's or JAX's, in the environment's shape and bounds."""
+    def legal(self, action: ArrayT) -> ArrayT:
+        """A policy's actions [N, A] or [N, *shape], reshaped to [N, *shape] and clipped to the bounds."""
         low, high = (np.broadcast_to(np.asarray(bound), self.shape)[None] for bound in (self.low, self.high))
         return action.reshape((-1, *self.shape)).clip(low, high)
 
 
 def own_actions(space: Discrete | Box, action: np.ndarray) -> np.ndarray:
-    """Actions [N, ...] of a policy as the environment's own `step` takes them, type included.
+    """A policy's actions [N, ...] in the form and type that the environment's own `step` takes.
 
-    The bounds hold in the environment's type too: they are met in a wide one, and rounding keeps the order.
+    Clipping in 64 bits keeps the bounds: rounding to the environment's type preserves order.
     """
     wide = np.int64 if isinstance(space, Discrete) else np.float64
     return np.asarray(space.legal(action.astype(wide)).astype(space.dtype))
 
 
 def plain(obs: np.ndarray) -> np.ndarray:
-    """Observations without what no device reads: floats as float32, bytes as bytes, whole numbers as int32."""
+    """Observations in a type that every device has: floats as float32, bytes as bytes, other integers as int32."""
     return obs.astype(np.float32) if obs.dtype.kind == "f" else obs if obs.dtype == np.uint8 else obs.astype(np.int32)
 
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What a policy needs to know of an environment.
+    """What a policy needs to know about an environment.
 
-    `obs_table` [S, ...] is for environments with few observations: the environment then gives the row number
-    (int32, observation shape ()) instead of the row, and the networks are evaluated once per row, not per step.
-    `obs_shape` and `obs_dtype` are then those of a row.
+    An environment with few distinct observations lists them in `obs_table` [S, ...] and returns row numbers (int32,
+    shape ()). The networks are then evaluated once per row instead of once per step; `obs_shape` and `obs_dtype`
+    describe a row.
     """
 
     id: str
-    obs_shape: tuple[int, ...]  # of what the network reads, so of one row where there is a table
+    obs_shape: tuple[int, ...]  # of one network input
     action: Discrete | Box
-    obs_dtype: Any = np.float32
+    obs_dtype: DType = np.float32
     time_limit: int | None = None  # steps after which an episode is truncated
     obs_table: np.ndarray | None = field(default=None, compare=False)
-    own_obs_shape: tuple[int, ...] | None = None  # of one observation before `HostEnv.arrange`, where it has that
-    first_state: int | None = None  # where an environment on the host numbers its states: the first
+    own_obs_shape: tuple[int, ...] | None = None  # of one observation before `HostEnv.arrange`; host only
+    first_state: int | None = None  # the smallest of a discrete observation space; host only
 
 
 class DeviceEnv(Protocol):
@@ -145,34 +148,45 @@ class HostEnvError(RuntimeError):
     """An environment on the host raised, hung or died: one line."""
 
 
-def take_option(env_id: str, options: dict[str, Any], name: str, default: Any, choices: Sequence[Any] = ()) -> Any:
-    """Remove and return an option; its type is that of `default`, its value one of `choices` where there are any."""
-    got = options.pop(name, default)
-    if choices and got not in choices:
-        raise ValueError(f"{env_id} {name}: got {got!r}, takes one of {', '.join(map(repr, choices))}")
-    number = isinstance(got, (int, float)) and not isinstance(got, bool)
-    fits = number if isinstance(default, float) else type(got) is type(default)
-    if not fits or (number and not 0 <= got < math.inf):
+def take_options(
+    env_id: str, given: Mapping[str, object], defaults: Mapping[str, object], **choices: Sequence[str]
+) -> dict[str, Any]:
+    """A value for each of `defaults`: of the default's type, and one of its `choices` if there are any."""
+    return {name: _checked(env_id, name, given.get(name, d), d, choices.get(name)) for name, d in defaults.items()}
+
+
+def _checked(env_id: str, name: str, got: object, default: object, choices: Sequence[str] | None) -> object:
+    if choices is not None and got not in choices:
+        raise ValueError(f"{env_id} {name}: expected one of {', '.join(map(repr, choices))}, got {got!r}")
+    number = got if isinstance(got, (int, float)) and not isinstance(got, bool) else None
+    fits = number is not None if isinstance(default, float) else type(got) is type(default)
+    if not fits or (number is not None and not 0 <= number < math.inf):
         words = {bool: "true or false", int: "a whole number of at least 0", float: "a number of at least 0"}
-        raise ValueError(f"{env_id} {name}: got {got!r}, takes {words.get(type(default), 'text')}")
-    return type(default)(got)
+        raise ValueError(f"{env_id} {name}: expected {words.get(type(default), 'text')}, got {got!r}")
+    return float(number) if number is not None and isinstance(default, float) else got
+
+
+def at_least_one(env_id: str, name: str, got: int) -> None:
+    """Raise unless an option is 1 or more."""
+    if got < 1:
+        raise ValueError(f"{env_id} {name}: expected a whole number of at least 1, got {got}")
 
 
 def check_options(env_id: str, got: Iterable[str], taken: Iterable[str]) -> None:
     """Raise unless every option name in `got` is one of `taken`."""
     allowed = sorted(taken)
     for option in sorted(set(got) - set(allowed)):
-        raise ValueError(f"{env_id}: got option {option!r}, takes {', '.join(allowed) or 'no options'}")
+        raise ValueError(f"{env_id}: expected {', '.join(allowed) or 'no options'}, got option {option!r}")
 
 
-def strong(tree: PyTree) -> PyTree:
-    """Leaves as arrays that keep their type in arithmetic.
+def strip_weak_types(tree: PyTree) -> PyTree:
+    """Leaves as arrays without JAX's weak types.
 
-    Environments start counters from Python numbers; such leaves are weakly typed at reset and not after a step, and
-    the program would be traced a second time for nothing but that.
+    Environments that start a counter from a Python number return it weakly typed from reset, but not from a step.
+    Without this, the step would be traced twice.
     """
 
-    def fix(leaf: Any) -> Array:
+    def fix(leaf: jax.typing.ArrayLike) -> Array:
         leaf = jnp.asarray(leaf)
         return leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf.astype(leaf.dtype)
 
@@ -180,7 +194,7 @@ def strong(tree: PyTree) -> PyTree:
 
 
 def select(mask: Array, if_true: PyTree, if_false: PyTree) -> PyTree:
-    """Leaf by leaf and environment by environment: `if_true` where `mask` [N] holds."""
+    """`jnp.where` for pytrees with leaves [N, ...] and a mask [N]."""
 
     def pick(a: Array, b: Array) -> Array:
         a, b = jnp.asarray(a), jnp.asarray(b)
@@ -192,10 +206,10 @@ def select(mask: Array, if_true: PyTree, if_false: PyTree) -> PyTree:
 
 
 def over_environments(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """`jax.vmap(function)`; where that is mapped over members as well, members and environments are one axis.
+    """`jax.vmap(function)` that, when mapped over members as well, merges members and environments into one axis.
 
-    A GPU runs the many small kernels of a simulator faster over one long axis than over two: index arithmetic is a good
-    part of each. Reverse-mode derivatives do not pass through it.
+    A simulator is many small kernels that spend much of their time on index arithmetic: on a GPU, one long axis is
+    faster than two. Reverse-mode differentiation is not supported.
     """
     mapped = jax.custom_batching.custom_vmap(jax.vmap(function))
 
@@ -209,7 +223,7 @@ def over_environments(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
         apart = jax.tree.map(lambda x: x.reshape(members, x.shape[0] // members, *x.shape[1:]), results)
         return apart, jax.tree.map(lambda _: True, results)
 
-    return mapped  # type: ignore[no-any-return]
+    return mapped
 
 
 def auto_reset(

@@ -1,9 +1,9 @@
-"""Brax environments, batched, with our own time limit and restarts.
+"""Brax environments, batched, with our own time limit and auto-reset.
 
-Restarting from a fresh state costs a physics initialisation. Rather than one for each of N environments at each step,
-the state carries a ring of start states: every step refills a sixteenth of it, and environments that finish take the
-next entries in turn. As long as no more than N/16 environments finish per step on average, no start is used twice.
-Brax's own wrapper instead returns every environment to its own first state for ever: `reset="cached"`.
+A fresh start state costs a physics initialisation, too much to compute for each of N environments at every step. The
+state therefore carries a ring of start states: every step refills a sixteenth of it, and finished environments take the
+next entries in turn. No start is used twice as long as at most N/16 environments finish per step on average.
+`reset="cached"` does what Brax's own wrapper does: every environment always returns to its first state.
 """
 
 from __future__ import annotations
@@ -14,16 +14,29 @@ import inspect
 import io
 import warnings
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from nextpolicy.core import check
-from nextpolicy.envs.base import Box, EnvSpec, check_options, over_environments, select, strong
+from nextpolicy.envs.base import (
+    Box,
+    EnvSpec,
+    at_least_one,
+    check_options,
+    over_environments,
+    select,
+    strip_weak_types,
+)
 from nextpolicy.envs.ordered_sums import ordered
+from nextpolicy.envs.registry import Backend
 from nextpolicy.types import Array, PyTree, Step
+
+if TYPE_CHECKING:
+    from brax.envs import Env
 
 NAMES = (
     "inverted_pendulum",
@@ -39,57 +52,59 @@ NAMES = (
     "humanoid",
     "reacher",
 )
-BACKENDS = ("positional", "generalized", "spring", "mjx")
+PHYSICS = ("positional", "generalized", "spring", "mjx")  # Brax's own backends
 REFILL_SHARE = 16  # a step refills 1/16 of the ring
 
 
 class Start(NamedTuple):
-    """What a step reads of a Brax state. Observation, reward, done and metrics are outputs only: they are not kept."""
+    """The part of a Brax state that a step reads; observation, reward, done and metrics are outputs only."""
 
     pipeline_state: PyTree
     info: PyTree
 
 
 class BraxState(NamedTuple):
-    """N environments and the ring of P start states they are restarted from."""
+    """N environments and a ring of P start states for those that finish."""
 
     current: Start  # leaves [N, ...]
     age: Array  # [N] int32, steps of this episode
     ring: Start  # leaves [P, ...]
     ring_obs: Array  # [P, obs]
-    read_at: Array  # int32: the entry the next finished environment takes
+    read_at: Array  # int32: the entry that the next finished environment takes
     write_at: Array  # int32: the first entry of the chunk refilled next
 
 
 class _OldClip:
-    """`jax.numpy`, with the `a_min` and `a_max` that `jnp.clip` no longer takes."""
+    """`jax.numpy` with the arguments `a_min` and `a_max` that `jnp.clip` no longer has."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(jnp, name)
 
     @staticmethod
-    def clip(array: Array, a_min: Any = None, a_max: Any = None) -> Array:
+    def clip(
+        array: Array, a_min: jax.typing.ArrayLike | None = None, a_max: jax.typing.ArrayLike | None = None
+    ) -> Array:
         return jnp.clip(array, a_min, a_max)
 
 
-def import_brax() -> Any:
-    """`brax.envs`, without the remarks about optional parts that importing it prints."""
+def import_brax() -> ModuleType:
+    """`brax.envs`, without what it prints about optional packages."""
     printed = io.StringIO()
     with warnings.catch_warnings(), contextlib.redirect_stdout(printed):
-        warnings.simplefilter("ignore", DeprecationWarning)  # jaxopt announces its retirement
+        warnings.simplefilter("ignore", DeprecationWarning)  # jaxopt warns that it is deprecated
         import brax.envs
         from brax import fluid
     for line in printed.getvalue().splitlines():
         if not line.startswith(("Failed to import warp", "Failed to import mujoco_warp")):
             print(line)
     if not isinstance(fluid.jp, _OldClip):
-        fluid.jp = _OldClip()  # brax 0.14.2 calls jnp.clip(a_min=), which newer JAX has dropped
-    return brax.envs
+        fluid.jp = _OldClip()  # brax 0.14.2 calls jnp.clip(a_min=), which newer JAX has removed
+    return cast(ModuleType, brax.envs)
 
 
 @contextlib.contextmanager
 def _quiet_tracing() -> Iterator[None]:
-    """Pass over MJX telling Brax, while JAX traces it, that it reads fields by a retired name."""
+    """Ignore MJX's warnings that Brax reads fields by a deprecated name."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Accessing `.*` directly from", DeprecationWarning)
         yield
@@ -97,8 +112,10 @@ def _quiet_tracing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_models() -> Iterator[None]:
-    """Pass over two notices on old model files; other MuJoCo warnings become Python warnings, not a file in the
-    working directory, which is MuJoCo's habit."""
+    """Ignore two notices about old model files; turn MuJoCo's other warnings into Python warnings.
+
+    By default MuJoCo writes them to a file in the working directory.
+    """
     import mujoco
 
     heard: list[str] = []
@@ -115,15 +132,15 @@ def _quiet_models() -> Iterator[None]:
 
 
 def names() -> list[str]:
-    """The environments offered, without the suite's prefix."""
-    if importlib.util.find_spec("brax") is None:  # looked for, not imported: that takes seconds
+    """All environments of Brax."""
+    if importlib.util.find_spec("brax") is None:  # importing it takes seconds
         raise ModuleNotFoundError("No module named 'brax'", name="brax")
     return list(NAMES)
 
 
-def backends_of(name: str) -> tuple[str, ...]:
-    """The physics an environment can run on, the default first."""
-    return {"swimmer": ("generalized",), "fast": ("none",)}.get(name, BACKENDS)
+def physics_of(name: str) -> tuple[str, ...]:
+    """Brax's own backends that an environment can run on, the default first."""
+    return {"swimmer": ("generalized",), "fast": ("none",)}.get(name, PHYSICS)
 
 
 def make(
@@ -133,20 +150,19 @@ def make(
     episode_length: int = 1000,
     reset: str = "fresh",
     random_start: bool = False,
-    **options: Any,
+    **options: object,
 ) -> BraxEnv:
     """The Brax environment `name`; further options are its constructor's arguments, such as `ctrl_cost_weight`."""
     env_id = f"brax/{name}"
     envs = import_brax()
-    backends = backends_of(name)
-    backend = backends[0] if backend is None else backend
-    check.one_of(f"{env_id} backend", backend, backends)
+    physics = physics_of(name)
+    backend = physics[0] if backend is None else backend
+    check.one_of(f"{env_id} backend", backend, physics)
     check.one_of(f"{env_id} reset", reset, ("fresh", "cached"))
-    if episode_length < 1:
-        raise ValueError(f"{env_id} episode_length: got {episode_length}, takes a whole number of at least 1")
+    at_least_one(env_id, "episode_length", episode_length)
     env = _construct(envs, name, backend)
     own = set(inspect.signature(type(env).__init__).parameters)
-    # `fast` can give dictionaries, which no network here reads; it ignores `n_frames`.
+    # `fast` can return dictionaries, which no network here reads; it ignores `n_frames`.
     own -= {"self", "kwargs", "obs_mode", "asymmetric_obs"}
     own |= {"n_frames"} if name != "fast" else set()
     check_options(env_id, options, own | {"backend", "episode_length", "reset", "random_start"})
@@ -154,7 +170,7 @@ def make(
     return BraxEnv(env, env_id, episode_length, cached=reset == "cached", random_start=random_start)
 
 
-def _construct(envs: Any, name: str, backend: str, **options: Any) -> Any:
+def _construct(envs: ModuleType, name: str, backend: str, **options: object) -> Env:
     with _quiet_models():
         return envs.get_environment(name, **({} if backend == "none" else {"backend": backend}), **options)
 
@@ -162,10 +178,10 @@ def _construct(envs: Any, name: str, backend: str, **options: Any) -> Any:
 class BraxEnv:
     """A Brax environment as a `DeviceEnv`; actions are clipped to [-1, 1]."""
 
-    def __init__(self, env: Any, env_id: str, episode_length: int, *, cached: bool, random_start: bool):
+    def __init__(self, env: Env, env_id: str, episode_length: int, *, cached: bool, random_start: bool):
         self.env = env
         self._cached, self._random_start, self._episode_length = cached, random_start, episode_length
-        # Under a jit each is traced once, however many times the program starts and steps environments.
+        # Inside jit, each is traced once, however often the program resets and steps.
         start, advance = jax.jit(ordered(self._start_one)), jax.jit(ordered(self._step_one))
         self._start, self._advance = over_environments(start), over_environments(advance)
         obs = jax.eval_shape(start, jax.random.key(0))[1]
@@ -180,21 +196,21 @@ class BraxEnv:
     def _start_one(self, key: Array) -> tuple[Start, Array]:
         with _quiet_tracing():
             state = self.env.reset(key)
-        return strong((Start(state.pipeline_state, state.info), state.obs))
+        return strip_weak_types((Start(state.pipeline_state, state.info), state.obs))
 
     def _step_one(self, current: Start, action: Array) -> tuple[Start, Array, Array, Array]:
         from brax.envs.base import State
 
         zero = jnp.zeros(())
-        # Brax's steps write to `metrics` and never read it: an empty dict serves, and nothing of it is carried.
+        # Brax writes `metrics` and never reads them: an empty dict will do, and none are carried.
         state = State(current.pipeline_state, None, zero, zero, metrics={}, info=current.info)
         with _quiet_tracing():
             state = self.env.step(state, self.spec.action.clip(action))  # type: ignore[union-attr]
-        successor = strong(Start(state.pipeline_state, state.info))
+        successor = strip_weak_types(Start(state.pipeline_state, state.info))
         return successor, state.obs, state.reward, state.done.astype(bool)
 
     def reset(self, key: Array, num_envs: int) -> tuple[BraxState, Array]:
-        """State and first observations; with `random_start` the episodes begin at random ages."""
+        """State and first observations; with `random_start`, episodes start at random ages."""
         key_starts, key_age = jax.random.split(key)
         kept = 0 if self._cached else _ring_size(num_envs)
         starts = self._start(jax.random.split(key_starts, num_envs + kept))
@@ -205,9 +221,9 @@ class BraxEnv:
         return (self.desynchronise(key_age, state) if self._random_start else state), obs
 
     def desynchronise(self, key: Array, state: BraxState) -> BraxState:
-        """Give each environment an age drawn from [0, episode_length), so that time limits do not fall together.
+        """Draw each environment's age from [0, episode_length), so that time limits do not coincide.
 
-        Only the clock moves: the physical states are untouched, and grow into their ages over the next episode.
+        Only the ages change; the physical states are still start states.
         """
         return state._replace(age=jax.random.randint(key, state.age.shape, 0, self._episode_length, jnp.int32))
 
@@ -228,10 +244,10 @@ class BraxEnv:
         return state._replace(current=current, age=jnp.where(done, 0, age)), step
 
     def _restarts(self, key: Array, state: BraxState, done: Array) -> tuple[Start, Array, BraxState]:
-        """A start state and observation for each of N environments (of use where `done`), and the ring moved on.
+        """A start state and observation for each of N environments, to be used where `done`, and the advanced ring.
 
-        The k-th finished environment takes entry read_at + k; then the chunk at write_at is refilled. Chunks tile the
-        ring, so none wraps.
+        The k-th finished environment takes entry read_at + k; then the chunk at write_at is refilled. The ring is a
+        whole number of chunks, so no chunk wraps around.
         """
         if self._cached:
             return state.ring, state.ring_obs, state
@@ -258,3 +274,15 @@ def _ring_size(num_envs: int) -> int:
     """At least one entry per environment, and a whole number of chunks."""
     chunk = _chunk_size(num_envs)
     return -(-num_envs // chunk) * chunk
+
+
+BACKEND = Backend(
+    prefix="brax",
+    make=make,
+    names=names,
+    checks_options=True,  # tracing a step takes seconds
+    extra="brax",
+    packages=("brax", "jaxopt", "mujoco", "mujoco-mjx"),
+    traced_modules=("brax",),
+    presets={"*": "brax"},
+)

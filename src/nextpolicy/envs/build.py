@@ -1,142 +1,121 @@
-"""From an id to an environment. Ids carry their suite: `gymnax/CartPole-v1`, `brax/ant`, `four-rooms`."""
+"""From an id to an environment, and from a wrong id to a message that names the nearest right one."""
 
 from __future__ import annotations
 
 import contextlib
-import difflib
-import importlib
-from collections.abc import Callable, Iterator
-from types import ModuleType
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 
 from nextpolicy import extras
+from nextpolicy.envs import registry
 from nextpolicy.envs.base import DeviceEnv, Discrete, HostEnv
-
-# Suite -> the module that has `names()` and `make(name, **options)`; what it needs is imported by those, not before.
-SUITES = {"four-rooms": "four_rooms", "gymnax": "gymnax", "brax": "brax", "probe": "probes"}
-HOST_SUITES = {"atari": "atari", "gym": "gymnasium"}  # their environments step on the host
-EXTRAS = {"gymnax": "gymnax", "brax": "brax", "atari": "atari", "gym": "gymnasium"}  # suite -> extra to install
+from nextpolicy.envs.registry import Backend
 
 
-def is_host(env_id: object) -> bool:
-    """Whether the environment steps on the host (NumPy in, NumPy out) rather than inside XLA."""
-    return isinstance(env_id, str) and env_id.startswith(tuple(f"{suite}/" for suite in HOST_SUITES))
-
-
-def module_of(env_id: str) -> str | None:
-    """The Python module that making this environment imports: `my_envs` of `gym/my_envs:Maze-v0`."""
-    suite, _, name = env_id.partition("/")
-    module, colon, _ = name.rpartition(":")
-    return module if suite == "gym" and colon else None
-
-
-def make(env: str | Any, /, **options: Any) -> DeviceEnv:
+def make(env: object, /, **options: object) -> DeviceEnv:
     """The environment of this id, or a user's own gymnax-style environment object wrapped."""
-    if not isinstance(env, str):
-        from nextpolicy.envs import gymnax
+    if isinstance(env, str):
+        return cast(DeviceEnv, _make(env, options, on_host=False))
+    from nextpolicy.envs import gymnax
 
-        return gymnax.wrap(env, **options)
-    if is_host(env):
-        raise ValueError(f"environment: got {env!r}, which runs on the host; takes one that runs inside XLA")
-    suite, slash, name = env.partition("/")
-    if suite not in SUITES or bool(slash) == (suite == "four-rooms"):
-        raise ValueError(_unknown(env, _installed_names()))
-    module = _module(suite)
-    try:
-        known = [_join(suite, known) for known in module.names()]
-        if env not in known and name not in getattr(module, "EXCLUDED", {}):
-            raise ValueError(_unknown(env, known))
-        with _options_in_one_line(env, options):
-            made: DeviceEnv = module.make(name, **options)
-            if options and suite != "brax":  # which takes seconds to trace, and checks its options itself
-                _check_step(made)
-    except ImportError as error:
-        raise ValueError(_missing(suite, error)) from error
+    return gymnax.wrap(env, **options)
+
+
+def make_host(env: str | Callable[[], object], /, **options: object) -> HostEnv:
+    """The host environment of this id, or of a callable that makes one Gymnasium environment."""
+    if isinstance(env, str):
+        return cast(HostEnv, _make(env, options, on_host=True))
+    from nextpolicy.envs import gymnasium
+
+    with _needs_packages(gymnasium.BACKEND):
+        return gymnasium.wrap(env, **options)
+
+
+def _make(env_id: str, options: dict[str, object], *, on_host: bool) -> DeviceEnv | HostEnv:
+    backend = _backend_of(env_id)
+    if backend.runs_on_host != on_host:
+        wanted, got = ("on the host", "inside XLA") if on_host else ("inside XLA", "on the host")
+        raise ValueError(f"environment: expected one that runs {wanted}, got {env_id!r}, which runs {got}")
+    with _needs_packages(backend):
+        check_id(env_id)
+        with _options_in_one_line(env_id, options):
+            made = backend.make(registry.name_of(env_id), **options)
+            if options and not on_host and not backend.checks_options:
+                _check_step(cast(DeviceEnv, made))
     return made
 
 
+def check_id(env_id: str) -> None:
+    """Raise ValueError unless the environment is on offer, ImportError if its backend's packages are missing.
+
+    An id that names a module passes: importing the module may be what registers the environment.
+    """
+    backend = _backend_of(env_id)
+    reason = backend.excluded.get(registry.name_of(env_id))
+    if reason is not None:
+        raise ValueError(f"environment: expected an id that `nextpolicy envs` lists, got {env_id!r}, which {reason}")
+    if registry.module_of(env_id) is None and env_id not in (known := backend.ids()):
+        raise ValueError(registry.unknown(env_id, known))
+
+
+def names(prefix: str | None = None) -> list[str]:
+    """All ids, or those of one backend. A backend whose packages are missing is one line that says what to install."""
+    known = registry.backends()
+    if prefix is not None and prefix not in known:
+        raise ValueError(f"backend: expected one of {', '.join(map(repr, known))}, got {prefix!r}")
+    listed: list[str] = []
+    for backend in known.values() if prefix is None else (known[prefix],):
+        try:
+            listed += backend.ids()
+        except ImportError as error:
+            listed.append(f"{backend.form} ({_missing(backend, error)})")
+    return listed
+
+
+def _backend_of(env_id: str) -> Backend:
+    if (backend := registry.find(env_id)) is not None:
+        return backend
+    installed: list[str] = []
+    for each in registry.backends().values():
+        with contextlib.suppress(ImportError):
+            installed += each.ids()
+    raise ValueError(registry.unknown(env_id, installed))
+
+
 @contextlib.contextmanager
-def _options_in_one_line(env: Any, options: dict[str, Any]) -> Iterator[None]:
-    """What an environment raises over options that it cannot be made with, as one line that names them."""
+def _needs_packages(backend: Backend) -> Iterator[None]:
+    """Turn a missing package into one line that says how to install it."""
+    try:
+        yield
+    except ImportError as error:
+        raise ValueError(_missing(backend, error)) from error
+
+
+def _missing(backend: Backend, error: ImportError) -> str:
+    if backend.extra is None:
+        return f"{backend.prefix}: {error}"
+    return f"{backend.prefix}: cannot import {error.name or 'its package'}; {extras.advice(backend.extra)}"
+
+
+@contextlib.contextmanager
+def _options_in_one_line(env_id: str, options: Mapping[str, object]) -> Iterator[None]:
+    """Turn what an environment raises about its options into one line that names them."""
     try:
         yield
     except (TypeError, LookupError, AttributeError, ArithmeticError) as error:
-        if not options or not isinstance(env, str):
+        if not options:
             raise
         given = ", ".join(f"{name}={value!r}"[:80] for name, value in options.items())
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-        raise ValueError(f"env_options: {env} cannot be made with {given} ({reason})") from error
+        raise ValueError(f"env_options: {env_id} cannot be made with {given} ({reason})") from error
 
 
 def _check_step(env: DeviceEnv) -> None:
-    """Trace a reset and a step: an option of the wrong type or size is not always noticed before."""
+    """Trace a reset and a step: some options of the wrong type or size fail only there."""
     kind = env.spec.action
     action = jnp.zeros((1,), jnp.int32) if isinstance(kind, Discrete) else jnp.zeros((1, *kind.shape))
     key_reset, key_step = jax.random.split(jax.random.key(0))
     jax.eval_shape(lambda: env.step(key_step, env.reset(key_reset, 1)[0], action))
-
-
-def make_host(env: str | Callable[[], Any], /, **options: Any) -> HostEnv:
-    """The host environment of this id, or of a callable that makes one Gymnasium environment."""
-    suite, _, name = ("gym", "", "") if callable(env) else env.partition("/")
-    module = _module(suite)
-    try:
-        if callable(env):
-            made: HostEnv = module.wrap(env, **options)
-        elif suite == "atari" and name not in module.names() and name not in module.EXCLUDED:
-            raise ValueError(_unknown(env, [_join(suite, known) for known in module.names()]))
-        else:
-            with _options_in_one_line(env, options):
-                made = module.make(name, **options)
-    except ImportError as error:
-        raise ValueError(_missing(suite, error)) from error
-    return made
-
-
-def names(suite: str | None = None) -> list[str]:
-    """All ids (of one suite); a suite that cannot be imported is one entry that says what to install."""
-    known = {**SUITES, **HOST_SUITES}
-    if suite is not None and suite not in known:
-        raise ValueError(f"suite: got {suite!r}, takes one of {', '.join(map(repr, known))}")
-    listed: list[str] = []
-    for each in known if suite is None else (suite,):
-        try:
-            listed += [_join(each, name) for name in _module(each).names()]
-        except ImportError as error:
-            listed.append(f"{each}/... ({_missing(each, error)})")
-    return listed
-
-
-def _module(suite: str) -> ModuleType:
-    return importlib.import_module(f"nextpolicy.envs.{(SUITES | HOST_SUITES)[suite]}")
-
-
-def _join(suite: str, name: str) -> str:
-    return f"{suite}/{name}" if name else suite
-
-
-def _installed_names() -> list[str]:
-    return [name for name in names() if "..." not in name]
-
-
-def _missing(suite: str, error: ImportError) -> str:
-    if suite not in EXTRAS:
-        return f"{suite}: {error}"
-    return f"{suite}: cannot import {error.name or 'its package'}; {extras.advice(EXTRAS[suite])}"
-
-
-def _unknown(env: str, known: list[str]) -> str:
-    """The complaint, with the ids nearest to what was written: case is ignored, and so is a wrong or absent suite."""
-    by_spelling: dict[str, list[str]] = {}
-    for name in known:
-        for spelling in (name, name.partition("/")[2]):
-            if spelling:
-                by_spelling.setdefault(spelling.lower(), []).append(name)
-    wanted = dict.fromkeys([env.lower(), env.partition("/")[2].lower() or env.lower()])
-    near = [match for word in wanted for match in difflib.get_close_matches(word, by_spelling, n=3, cutoff=0.6)]
-    nearest = list(dict.fromkeys(name for match in near for name in by_spelling[match]))[:3]
-    hint = f"nearest: {', '.join(nearest)}" if nearest else "`nextpolicy envs` lists them"
-    return f"environment: got {env!r}, takes a known id; {hint}"

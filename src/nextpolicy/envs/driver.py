@@ -1,4 +1,4 @@
-"""A thread that drives environments: its caller can do other work meanwhile, and notices one that never returns."""
+"""A thread that drives environments, so that the caller can do other work meanwhile and notice one that hangs."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 from nextpolicy.envs.base import HostEnvError
 
-SECONDS_PER_ENV = 1.0  # more that starting and resetting may take: many environments are made one after another
-MOST_SECONDS = 1e9  # a wait of more than about nine times this is refused by the operating system
+SECONDS_PER_ENV = 1.0  # that starting and resetting may take on top: environments are made one after another
+MOST_SECONDS = 1e9  # the operating system refuses to wait for more than about nine times this
 
 
 class Driver:
-    """One thread that does one thing at a time for a caller who will not wait for ever.
+    """One thread that runs one task at a time, for a caller that waits with a timeout.
 
-    It is a daemon: a step that hangs inside it cannot be stopped, but it does not keep the program alive.
+    It is a daemon thread: a step that hangs cannot be stopped, but does not keep the process alive.
     """
 
     def __init__(self, env_id: str, timeout: float) -> None:
         self.env_id, self.timeout = env_id, timeout
         self.idle = True
-        self.finished_at = 0.0  # when the thread was done with what was waited for last, by `time.perf_counter`
+        self.finished_at = 0.0  # `time.perf_counter()` at the end of the last task that was waited for
         self._work: queue.SimpleQueue = queue.SimpleQueue()
         self._done: queue.SimpleQueue = queue.SimpleQueue()
         threading.Thread(target=_serve, args=(self._work, self._done), daemon=True, name=f"env {env_id}").start()
@@ -42,7 +42,7 @@ class Driver:
         if error is None:
             return value
         if isinstance(error, (EOFError, ConnectionError)):
-            hint = "; a script needs `if __name__ == '__main__':` around what it does" if what == "start" else ""
+            hint = "; a script needs `if __name__ == '__main__':` around its main part" if what == "start" else ""
             raise HostEnvError(f"{self.env_id}: a worker process died during {what}{hint}") from error
         raise HostEnvError(f"{self.env_id}: {what} raised {type(error).__name__}: {line_of(error)}") from error
 
@@ -55,17 +55,18 @@ class Driver:
 
 
 def _serve(work: queue.SimpleQueue, done: queue.SimpleQueue) -> None:
+    result: tuple[object, BaseException | None, float]
     while (task := work.get()) is not None:
         try:
             result = (task(), None, time.perf_counter())
         except BaseException as error:
             result = (None, error, time.perf_counter())
         done.put(result)
-        del task, result  # or an environment that was let go of would live until the next task
+        del task, result  # they may hold the last reference to an environment
 
 
 def drive(env_id: str, timeout: float, work: Callable[[], Any]) -> Any:
-    """What `work` gives, if it does within `timeout` seconds."""
+    """The result of `work`, which has `timeout` seconds."""
     thread = Driver(env_id, timeout)
     try:
         return thread.call("start", work)
@@ -74,13 +75,12 @@ def drive(env_id: str, timeout: float, work: Callable[[], Any]) -> Any:
 
 
 def check_timeout(env_id: str, seconds: float) -> float:
-    """A time limit that something can be done in, and that can be waited for."""
+    """`seconds`, if one can wait for that long."""
     if not 0 < seconds <= MOST_SECONDS:
-        raise ValueError(
-            f"{env_id} worker_timeout: got {seconds:g}, takes a number of seconds above 0, at most {MOST_SECONDS:g}"
-        )
+        raise ValueError(f"{env_id} worker_timeout: expected seconds in (0, {MOST_SECONDS:g}], got {seconds:g}")
     return seconds
 
 
 def line_of(error: BaseException) -> str:
+    """The first line of an error's message."""
     return (str(error).strip().splitlines() or [""])[0]

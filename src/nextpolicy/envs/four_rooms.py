@@ -1,6 +1,7 @@
-"""Four Rooms to learn in: samples of the exact MDP in `nextpolicy.tabular.four_rooms`, under a time limit.
+"""Four Rooms, sampled from the exact MDP in `nextpolicy.tabular.four_rooms`, with a time limit.
 
-Observations are state numbers, rows of `spec.obs_table` [104, 13, 13, 2]. Entering the goal pays 1 and terminates.
+Observations are state numbers, rows of `spec.obs_table` [104, 13, 13, 2]. Entering the goal gives reward 1 and
+terminates.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nextpolicy.envs.base import Discrete, EnvSpec, auto_reset, check_options
+from nextpolicy.envs.base import Discrete, EnvSpec, at_least_one, auto_reset, check_options
+from nextpolicy.envs.registry import Backend
 from nextpolicy.tabular import four_rooms as exact
 from nextpolicy.types import Array, Step
 
@@ -20,14 +22,14 @@ _COLOURS = {"floor": (240, 240, 240), "wall": (60, 60, 60), "goal": (60, 160, 90
 
 
 class FourRoomsState(NamedTuple):
-    """Where the agent stands and for how many steps this episode has run."""
+    """The agent's position and the age of the episode."""
 
     position: Array  # [N] int32, state of the MDP
-    age: Array  # [N] int32
+    age: Array  # [N] int32, steps of this episode
 
 
 class FourRooms:
-    """`env.mdp` is the exact MDP the steps are sampled from; `gamma` matters to that alone."""
+    """Steps are sampled from `self.mdp`, the exact MDP; only that uses `gamma`."""
 
     def __init__(
         self,
@@ -37,8 +39,7 @@ class FourRooms:
         goal: tuple[int, int] = exact.GOAL,
         gamma: float = 0.99,
     ):
-        if time_limit < 1:
-            raise ValueError(f"four-rooms time_limit: got {time_limit}, takes a whole number of at least 1")
+        at_least_one("four-rooms", "time_limit", time_limit)
         start, goal = (start[0], start[1]), (goal[0], goal[1])
         self.mdp = exact.four_rooms(noise, gamma, start=start, goal=goal)
         table = exact.observations()
@@ -83,10 +84,10 @@ class FourRooms:
 
 
 def _inverse_cdf(P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Successors [S, A, K] (int32), likeliest first, and their cumulative probability (float32).
+    """Successors [S, A, K] (int32), most likely first, and their cumulative probabilities (float32).
 
-    K is the largest number of successors any (s, a) has. A draw u in [0, 1) takes branch #{k: u >= cdf[k]}; from the
-    last possible successor on the cdf is exactly 1, so rounding can neither overrun nor reach an impossible one.
+    K is the largest number of successors of any (s, a). A draw u in [0, 1) selects branch #{k: u >= cdf[k]}. The cdf is
+    exactly 1 from the last possible successor on, so rounding never selects an impossible one.
     """
     branches = int((P > 0).sum(-1).max())
     successor = np.argsort(-P, axis=-1, kind="stable")[..., :branches]
@@ -96,12 +97,10 @@ def _inverse_cdf(P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return successor.astype(np.int32), np.where(remaining > 0, cdf, 1.0).astype(np.float32)
 
 
-def names() -> list[str]:
-    """One environment, whose id is the suite's name alone."""
-    return [""]
-
-
 def make(name: str = "", **options: Any) -> FourRooms:
     """Four Rooms; `name` is empty."""
     check_options("four-rooms", options, {"noise", "time_limit", "start", "goal", "gamma"})
     return FourRooms(**options)
+
+
+BACKEND = Backend(prefix="four-rooms", make=make, presets={"*": "four-rooms"})

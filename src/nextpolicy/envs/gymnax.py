@@ -1,7 +1,7 @@
-"""Gymnax 1.x environments: terminated and truncated kept apart, and the true successor kept at the end of an episode.
+"""Gymnax 1.x environments, with termination and truncation told apart and the true successor kept.
 
-Gymnax's own `step` restarts finished environments itself; here its `step_env` and `is_truncated` are called and the
-restart is ours, so that every adapter restarts alike.
+Gymnax's own `step` resets finished environments. This adapter calls `step_env` and `is_truncated` instead and resets by
+`auto_reset`, as all adapters do.
 """
 
 from __future__ import annotations
@@ -9,37 +9,55 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from typing import Any
+from types import ModuleType
+from typing import Protocol, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
-from nextpolicy.envs.base import Box, Discrete, EnvSpec, auto_reset, check_options, strong
+from nextpolicy.envs.base import Box, Discrete, EnvSpec, auto_reset, check_options, strip_weak_types
+from nextpolicy.envs.registry import Backend
 from nextpolicy.types import Array, PyTree, Step
 
-# Registered in gymnax but not offered, with the reason.
-EXCLUDED = {"MNISTBandit-bsuite": "downloads a data set whenever it is made"}
+
+class GymnaxStyle(Protocol):
+    """What an environment object must have: these, and `reset_env` or `reset` with their signature.
+
+    `is_truncated(state, params)` is optional.
+    """
+
+    @property
+    def default_params(self) -> PyTree: ...
+
+    def step_env(
+        self, key: Array, state: PyTree, action: Array, params: PyTree
+    ) -> tuple[Array, PyTree, Array, Array, PyTree]:
+        """Observation, state, reward, whether the episode terminated, and information that is not read."""
+        ...
+
+    def action_space(self, params: PyTree) -> object: ...
+
+    def observation_space(self, params: PyTree) -> object: ...
 
 
-def import_gymnax() -> Any:
-    """The gymnax package, imported when an environment of it is first asked for."""
+def import_gymnax() -> ModuleType:
+    """The gymnax package, imported on first use."""
     import gymnax
 
-    return gymnax
+    return cast(ModuleType, gymnax)
 
 
 def names() -> list[str]:
-    """The environments offered, without the suite's prefix."""
-    return [name for name in import_gymnax().registered_envs if name not in EXCLUDED]
+    """All environments that gymnax registers."""
+    return list(import_gymnax().registered_envs)
 
 
-def make(name: str, *, env_params: Any = None, **options: Any) -> GymnaxEnv:
+def make(name: str, *, env_params: PyTree = None, **options: object) -> GymnaxEnv:
     """The registered environment `name`; options are its constructor's arguments or fields of its parameters."""
     gymnax = import_gymnax()
     env_id = f"gymnax/{name}"
-    if name in EXCLUDED:
-        raise ValueError(f"{env_id}: not offered, it {EXCLUDED[name]}")
     env, params = gymnax.make(name)
     constructor = _constructor_options(env)
     if constructor & options.keys():
@@ -51,8 +69,8 @@ def make(name: str, *, env_params: Any = None, **options: Any) -> GymnaxEnv:
     return GymnaxEnv(env, params, env_id, binary_obs=name.endswith("-MinAtar"))
 
 
-def wrap(env: Any, *, env_params: Any = None, **options: Any) -> GymnaxEnv:
-    """A user's own environment object of gymnax's shape; `env_params` default to its `default_params`."""
+def wrap(env: object, *, env_params: PyTree = None, **options: object) -> GymnaxEnv:
+    """A user's own gymnax-style environment object; `env_params` default to its `default_params`."""
     env_id = str(getattr(env, "name", type(env).__name__))
     check_options(env_id, options, {"env_params"})
     needed = ("step_env", "default_params", "action_space", "observation_space")
@@ -60,29 +78,30 @@ def wrap(env: Any, *, env_params: Any = None, **options: Any) -> GymnaxEnv:
     if not (hasattr(env, "reset_env") or hasattr(env, "reset")):
         missing.insert(0, "reset_env")
     if missing:
-        hint = "; one of Gymnasium's is made by env_fn=..., a callable" if callable(env) or hasattr(env, "step") else ""
+        hint = "; pass a Gymnasium environment as env_fn, a callable" if callable(env) or hasattr(env, "step") else ""
         raise ValueError(
-            f"environment: got {env_id} without {', '.join(missing)}, takes a gymnax-style environment{hint}"
+            f"environment: expected a gymnax-style environment, got {env_id} without {', '.join(missing)}{hint}"
         )
-    return GymnaxEnv(env, env.default_params if env_params is None else env_params, env_id)
+    own = cast(GymnaxStyle, env)
+    return GymnaxEnv(own, own.default_params if env_params is None else env_params, env_id)
 
 
 class GymnaxEnv:
     """A gymnax-style environment as a `DeviceEnv`.
 
-    An observation space that is one number out of n becomes a table of n one-hot rows. `binary_obs` stores
-    observations that are only ever 0 or 1 in one byte instead of four. An environment without `is_truncated` whose
-    state counts its steps in `time` is truncated at its parameters' `max_steps_in_episode`.
+    A discrete observation space of size n becomes a table of n one-hot rows. `binary_obs` stores observations that are
+    always 0 or 1 in one byte instead of four. An environment without `is_truncated` whose state counts its steps in
+    `time` is truncated at its parameters' `max_steps_in_episode`.
     """
 
-    unroll = 4  # a step is a few small kernels
+    unroll = 4  # steps are few small kernels, so the loop's overhead matters
 
-    def __init__(self, env: Any, params: Any, env_id: str, *, binary_obs: bool = False):
+    def __init__(self, env: GymnaxStyle, params: PyTree, env_id: str, *, binary_obs: bool = False):
         self.env, self.params = env, params
         self._binary_obs = binary_obs
         obs = jax.eval_shape(self._reset_one, jax.random.key(0))[1]
         if not hasattr(obs, "shape"):
-            raise ValueError(f"{env_id}: got an observation of type {type(obs).__name__}, takes one array")
+            raise ValueError(f"{env_id}: expected observations that are one array, got {type(obs).__name__}")
         categories = getattr(env.observation_space(params), "n", None)
         table = np.eye(categories, dtype=np.float32) if categories is not None and obs.shape == () else None
         self.spec = EnvSpec(
@@ -98,15 +117,15 @@ class GymnaxEnv:
         return obs.astype(bool) if self._binary_obs else obs
 
     def _reset_one(self, key: Array) -> tuple[PyTree, Array]:
-        reset = getattr(self.env, "reset_env", None) or self.env.reset
+        reset = getattr(self.env, "reset_env", None) or getattr(self.env, "reset")  # noqa: B009
         obs, state = reset(key, self.params)
-        return strong(state), self._observe(obs)
+        return strip_weak_types(state), self._observe(obs)
 
     def _step_one(self, key: Array, state: PyTree, action: Array) -> tuple[PyTree, Array, Array, Array, Array]:
         if isinstance(self.spec.action, Box):
             action = self.spec.action.clip(action)
         obs, state, reward, terminated, _ = self.env.step_env(key, state, action, self.params)
-        return strong(state), self._observe(obs), reward, terminated, self._truncated(state)
+        return strip_weak_types(state), self._observe(obs), reward, terminated, self._truncated(state)
 
     def _truncated(self, state: PyTree) -> Array:
         if hasattr(self.env, "is_truncated"):
@@ -127,32 +146,44 @@ class GymnaxEnv:
         )
 
 
-def _constructor_options(env: Any) -> set[str]:
-    init = type(env).__init__
+def _constructor_options(env: object) -> set[str]:
+    init = getattr(type(env), "__init__")  # noqa: B009
     return set() if init is object.__init__ else set(inspect.signature(init).parameters) - {"self", "args", "kwargs"}
 
 
-def _typed_like(default: Any, value: Any) -> Any:
-    """A whole number for a field that holds a float becomes one: some environments select between the two types."""
+def _typed_like(default: object, value: object) -> object:
+    """An integer for a field that holds a float becomes a float: some environments branch on the type."""
     return float(value) if isinstance(default, float) and isinstance(value, int) else value
 
 
-def _action_space(env_id: str, space: Any) -> Discrete | Box:
+def _action_space(env_id: str, space: object) -> Discrete | Box:
     if hasattr(space, "n"):
         return Discrete(int(space.n))
-    if not hasattr(space, "low"):
-        raise ValueError(f"{env_id}: got actions of type {type(space).__name__}, takes Discrete or Box")
+    if not (hasattr(space, "low") and hasattr(space, "high") and hasattr(space, "shape")):
+        raise ValueError(f"{env_id}: expected actions of Discrete or Box, got {type(space).__name__}")
     return Box(shape=tuple(space.shape), low=_bound(space.low), high=_bound(space.high))
 
 
-def _bound(bound: Any) -> float | np.ndarray:
-    """One number where all elements agree: a spec of plain numbers can be compared and hashed."""
+def _bound(bound: npt.ArrayLike) -> float | np.ndarray:
+    """One number if all elements are equal: a spec of plain numbers can be compared and hashed."""
     array = np.asarray(bound, np.float32)
     return float(array.flat[0]) if np.all(array == array.flat[0]) else array
 
 
-def _time_limit(params: Any) -> int | None:
+def _time_limit(params: PyTree) -> int | None:
     limit = getattr(params, "max_steps_in_episode", None)
     if limit is None or not math.isfinite(limit) or limit >= np.iinfo(np.int32).max:
         return None
     return int(limit)
+
+
+BACKEND = Backend(
+    prefix="gymnax",
+    make=make,
+    names=names,
+    excluded={"MNISTBandit-bsuite": "downloads a data set whenever it is made"},
+    extra="gymnax",
+    packages=("gymnax",),
+    traced_modules=("gymnax",),
+    presets={"*-MinAtar": "minatar"},
+)

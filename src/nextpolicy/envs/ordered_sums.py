@@ -1,9 +1,8 @@
-"""Scatter-adds of somebody else's function as sums in a fixed order.
+"""Replaces the scatter-adds of a function by sums in a fixed order.
 
-A GPU runs a scatter-add by atomic additions, whose order changes from run to run, and with it the last bits of the
-sums: nothing that comes after can be repeated. It is a kernel of its own besides. Where few rows are added to few rows,
-as in a simulator that adds contact forces to links, a masked sum does the same, and the compiler fuses it with what is
-around it:
+On a GPU, a scatter-add uses atomic additions. Their order changes from run to run, and so do the last bits of the sums:
+results are not reproducible. It is also a kernel of its own. Where few rows are added to few rows, as in a simulator
+that adds contact forces to links, a masked sum gives the same, and the compiler fuses it with its surroundings:
 
     out[s] = operand[s] + sum_k [index[k] = s] updates[k],    operand [S, ...], index [K], updates [K, ...]
 """
@@ -11,7 +10,6 @@ around it:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +18,11 @@ from jax.extend.core.primitives import scatter_add_p
 
 from nextpolicy.types import Array, PyTree
 
-LARGEST = 4096  # S x K, above which masks would cost more than what they save
+LARGEST = 4096  # S x K; above it, masks cost more than they save
 
 
 def ordered(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """`function` of arrays with its scatter-adds put in order, wherever they are: in loops, branches and inner jits."""
+    """`function` with all its scatter-adds replaced, including those in loops, branches and inner jits."""
 
     def in_order(*arguments: PyTree) -> PyTree:
         program, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
@@ -35,14 +33,14 @@ def ordered(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 
 def _rewritten(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """The same program with every scatter-add that can be replaced replaced."""
+    """The same program with scatter-adds replaced where possible."""
     if not _scatters(program):
         return program
     return jax.make_jaxpr(lambda *inputs: _run(program, inputs))(*program.in_avals)
 
 
-def _scatters(value: Any) -> bool:
-    """Whether a parameter of an equation is a program that adds by scattering, or holds one."""
+def _scatters(value: object) -> bool:
+    """Whether a parameter of an equation is or contains a program with a scatter-add."""
     if isinstance(value, tuple | list):
         return any(map(_scatters, value))
     program = value.jaxpr if isinstance(value, core.ClosedJaxpr) else value
@@ -52,7 +50,7 @@ def _scatters(value: Any) -> bool:
 
 
 def _run(program: core.ClosedJaxpr, inputs: tuple[Array, ...]) -> list[Array]:
-    """Its equations one by one, with sums in place of scatter-adds; programs inside them are rewritten first."""
+    """Evaluate a program's equations one by one, with masked sums for scatter-adds and inner programs rewritten."""
     values = dict(zip([*program.jaxpr.constvars, *program.jaxpr.invars], [*program.consts, *inputs], strict=True))
     read = lambda atom: atom.val if isinstance(atom, core.Literal) else values[atom]  # noqa: E731
     for equation in program.jaxpr.eqns:
@@ -66,25 +64,32 @@ def _run(program: core.ClosedJaxpr, inputs: tuple[Array, ...]) -> list[Array]:
 def _apply(equation: core.JaxprEqn, arguments: list[Array]) -> list[Array]:
     primitive = equation.primitive
     bound = primitive.get_bind_params({name: _inside(value) for name, value in equation.params.items()})
-    functions, params = bound if isinstance(bound, tuple) else ((), bound)  # older and newer JAX
+    functions, params = bound if isinstance(bound, tuple) else ((), bound)  # depends on the version of JAX
     result = primitive.bind(*functions, *arguments, **params)
     return list(result) if primitive.multiple_results else [result]
 
 
-def _inside(value: Any) -> Any:
-    """A parameter of an equation, rewritten where it is a program or programs."""
+def _inside(value: object) -> object:
+    """A parameter of an equation, rewritten if it is a program or a tuple of programs."""
     if isinstance(value, core.ClosedJaxpr):
         return _rewritten(value)
     if not isinstance(value, tuple) or not _scatters(value):
         return value
-    parts = map(_inside, value)
-    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    parts = tuple(map(_inside, value))
+    make = getattr(value, "_make", tuple)  # of a named tuple
+    return make(parts)
 
 
 def _masked_sum(
-    operand: Array, index: Array, updates: Array, *, dimension_numbers: Any, mode: Any, **_: Any
+    operand: Array,
+    index: Array,
+    updates: Array,
+    *,
+    dimension_numbers: jax.lax.ScatterDimensionNumbers,
+    mode: jax.lax.GatherScatterMode,
+    **_: object,
 ) -> Array | None:
-    """What the scatter-add gives, or None if it is of another kind than whole rows added along one axis."""
+    """The result of the scatter-add; None unless it adds whole rows along one axis."""
     axes, window = dimension_numbers.scatter_dims_to_operand_dims, dimension_numbers.update_window_dims
     along_one_axis = len(axes) == 1 and tuple(dimension_numbers.inserted_window_dims) == tuple(axes)
     if not along_one_axis or dimension_numbers.operand_batching_dims or not jnp.issubdtype(operand.dtype, jnp.inexact):

@@ -1,21 +1,21 @@
-"""Environments so small that the value a critic must learn is known by hand; each isolates one part of learning.
+"""Environments so small that their values are known by hand; each isolates one part of learning.
 
 Observations have shape (1,); the discrete ones have 2 actions, the `-continuous` ones actions in [-1, 1] of shape (1,).
-`gamma` below is the discount used in training. Unless said otherwise an episode is one step and terminates.
+`gamma` is the discount used in training. Unless stated otherwise, an episode is one step and terminates.
 
     constant             obs 0, reward 1                          v(0) = 1
-    observation          obs -1 or +1 evenly, reward = obs        v(s) = s
+    observation          obs -1 or +1, p = 1/2; reward = obs      v(s) = s
     discount             obs 0 then 1; reward 0 then 1            v(0) = gamma, v(1) = 1
     action               obs 0; reward +1 for action 1, else -1   v(0) = 2 p(1) - 1; optimal 1, uniform 0
       -continuous        reward 1 - (a - 0.5)^2                   optimal v(0) = 1 at a = 0.5
     action-observation   obs -1 or +1; reward +1 for the action   v(s) = 2 p(right | s) - 1; optimal 1, uniform 0
                          (s > 0), -1 for the other
       -continuous        reward 1 - (a - s / 2)^2                 optimal v(s) = 1 at a = s / 2
-    endless              obs 0, reward 1 for ever; truncated      v(0) = 1 / (1 - gamma); taking the time limit for
-                         every `time_limit` (8) steps             death gives at most (1 - gamma^8) / (1 - gamma)
-    nan                  as `endless`, but from step `after`      none: a run that meets it must stop
-                         (64), counted over all episodes, on,
-                         the reward is NaN
+    endless              obs 0, reward 1, no termination;         v(0) = 1 / (1 - gamma); treating the time limit as
+                         truncated every `time_limit` (8) steps   termination gives at most (1 - gamma^8) / (1 - gamma)
+    nan                  as `endless`, but the reward is NaN      none: a run that meets it must stop
+                         from step `after` (64) on, counted
+                         over all episodes
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nextpolicy.envs.base import Box, Discrete, EnvSpec, auto_reset, check_options
+from nextpolicy.envs.base import Box, Discrete, EnvSpec, at_least_one, auto_reset, check_options
+from nextpolicy.envs.registry import Backend
 from nextpolicy.types import Array, Step
 
 
 class ProbeState(NamedTuple):
-    """N probes; `steps_ever` alone survives the end of an episode."""
+    """N probes; only `steps_ever` survives the end of an episode."""
 
     obs: Array  # [N, 1] float32
     age: Array  # [N] int32, steps of this episode
@@ -52,7 +53,7 @@ def _sign(key: Array) -> Array:
 
 
 def _last_step(reward: Callable[[Array, Array], Array]) -> Rule:
-    """An episode of one step: the successor repeats the observation, so a wrong bootstrap from it shows."""
+    """An episode of one step. The successor repeats the observation, so that wrongly bootstrapping from it shows."""
     return lambda obs, action: (obs, reward(obs, action), jnp.array(True))
 
 
@@ -90,7 +91,7 @@ _PROBES: dict[str, tuple[Callable[[Array], Array], Rule, Rule | None]] = {
 
 
 class Probe:
-    """One of the table above as a `DeviceEnv`."""
+    """A probe as a `DeviceEnv`."""
 
     def __init__(
         self,
@@ -131,21 +132,23 @@ class Probe:
 
 
 def names() -> list[str]:
-    """The probes, without the suite's prefix."""
+    """All probes, discrete ones first."""
     return list(_PROBES) + [f"{name}-continuous" for name, probe in _PROBES.items() if probe[2]]
 
 
 def make(name: str, **options: int) -> Probe:
-    """The probe called `name` (one of `names()`)."""
+    """The probe `name`, one of `names()`."""
     env_id = f"probe/{name}"
     taken = {"endless": {"time_limit": 8}, "nan": {"time_limit": 8, "after": 64}}.get(name, {})
     check_options(env_id, options, taken)
     values = {**taken, **options}
     for option, value in values.items():
-        if value < 1:
-            raise ValueError(f"{env_id}: got {option}={value}, takes a whole number of at least 1")
+        at_least_one(env_id, option, value)
     continuous = name.endswith("-continuous")
     first, discrete_rule, continuous_rule = _PROBES[name.removesuffix("-continuous")]
     rule = continuous_rule if continuous and continuous_rule else discrete_rule
     action = Box(shape=(1,), low=-1.0, high=1.0) if continuous else Discrete(2)
     return Probe(env_id, first, rule, action, values.get("time_limit"), values.get("after"))
+
+
+BACKEND = Backend(prefix="probe", make=make, names=names)

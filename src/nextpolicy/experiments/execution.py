@@ -61,11 +61,12 @@ def run_task(task: Task, deadline: Deadline, tell: Tell) -> Outcome:
 
 
 def _train(task: Task, stop: Callable[[], bool], tell: Tell) -> None:
+    from nextpolicy.run import job as jobs
     from nextpolicy.run import program_cache, progress, training
 
     tell(task, "starting")
     program_cache.enable_cache()
-    job = training.make_job(task.config)
+    job = jobs.make_job(task.config)
     job.check_population()
     folder, resume = open_folder(task)
 

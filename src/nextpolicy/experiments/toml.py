@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nextpolicy.config import ALGOS, nearest, shown, whole
-from nextpolicy.experiments.suite import Suite, SuiteError, slug
+from nextpolicy.algos import VARIANTS
+from nextpolicy.config import nearest, shown, whole
+from nextpolicy.envs import registry
+from nextpolicy.experiments.suite import DEFAULT_ALGOS, Suite, SuiteError, slug
 
 KEYS = ("name", "about", "environments", "preset", "algo", "seeds", "evaluate_episodes", "fields", "environment")
 MOST_EPISODES = 1_000_000
@@ -67,13 +69,9 @@ def _environments(raw: Table) -> tuple[str, ...]:
 
 
 def _check_prefix(env: str) -> None:
-    """Raise for an id that cannot be an environment, whatever is installed."""
-    from nextpolicy.envs import build
-
-    known = {**build.SUITES, **build.HOST_SUITES}
-    prefix, slash, name = env.partition("/")
-    if prefix not in known or bool(slash and slug(name)) == (prefix == "four-rooms"):
-        expected = ", ".join(each if each == "four-rooms" else f"{each}/..." for each in known)
+    """Raise for an id that fits no backend, whatever is installed."""
+    if registry.find(env) is None or not slug(registry.name_of(env) or env):
+        expected = ", ".join(backend.form for backend in registry.backends().values())
         raise SuiteError(f"environments: expected ids such as {expected}, got {env!r}")
 
 
@@ -92,9 +90,9 @@ def _preset(raw: Table) -> str | None:
 
 
 def _algo(raw: Table) -> tuple[str, ...]:
-    algo = raw.get("algo", list(ALGOS))
+    algo = raw.get("algo", list(DEFAULT_ALGOS))
     if not isinstance(algo, str | list) or not algo:
-        raise SuiteError(f"algo: expected one or a list of {', '.join(ALGOS)}, got {shown(algo)}")
+        raise SuiteError(f"algo: expected one or a list of {', '.join(VARIANTS)}, got {shown(algo)}")
     return (algo,) if isinstance(algo, str) else tuple(algo)
 
 

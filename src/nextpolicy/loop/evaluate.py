@@ -144,7 +144,9 @@ def film(
     return Film(frames, float(tally.returns[0, 0]), bool(tally.done[0]))
 
 
-def _device_steps(env: DeviceEnv, act: Act, key: Array, steps: int) -> Generator[tuple[np.ndarray, Step[Array]], None, None]:
+def _device_steps(
+    env: DeviceEnv, act: Act, key: Array, steps: int
+) -> Generator[tuple[np.ndarray, Step[Array]], None, None]:
     """(what one environment looked like before it, the step) for each of at most `steps` steps."""
 
     @jax.jit

@@ -56,9 +56,13 @@ def compile_functions(setup: Setup, env: HostEnv) -> Compiled:
             obs=buffer.obs[:-1],
             next_obs=buffer.obs[1:] if next_obs is None else next_obs,
             action=buffer.action,
+            reward=table.reward,
+            terminated=table.terminated,
+            truncated=table.truncated,
             behaviour_log_prob=buffer.dist.log_prob(buffer.action),
             behaviour_dist=buffer.dist,
-            **table._replace(valid=None if env.resets_in_step else table.valid)._asdict(),
+            discounted_return=table.discounted_return,
+            valid=None if env.resets_in_step else table.valid,
         )
 
     def learn(
@@ -72,9 +76,7 @@ def compile_functions(setup: Setup, env: HostEnv) -> Compiled:
     ) -> tuple[Agent, Metrics]:
         return one_round(setup, hypers, agent, rollout(buffer, next_obs, table), Episodes(*ended), keys)
 
-    def warm_up(
-        agent: Agent, buffer: Buffer, next_obs: Array | None, table: Table[Array], keys: RoundKeys
-    ) -> Agent:
+    def warm_up(agent: Agent, buffer: Buffer, next_obs: Array | None, table: Table[Array], keys: RoundKeys) -> Agent:
         return warm_up_round(setup, agent, rollout(buffer, next_obs, table), keys)
 
     return Compiled(

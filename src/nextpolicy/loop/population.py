@@ -54,12 +54,12 @@ def member_round(
     keys = round_keys(agent.key, setup.shards)
     workers, rollout, episodes = collect(setup, env, hypers, agent, workers, keys, warming)
     # Under a jit of its own, the round is traced once, though its shapes are asked for first.
-    learn = jax.jit(lambda *data: one_round(setup, hypers, *data, episodes, keys))
+    learn = jax.jit(lambda agent, rollout: one_round(setup, hypers, agent, rollout, episodes, keys))
     if warming is None:
         agent, metrics = learn(agent, rollout)
         return MemberState(agent, workers), metrics
     empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(learn, agent, rollout)[1])
-    warm_up = lambda *data: (warm_up_round(setup, *data, keys), empty)  # noqa: E731
+    warm_up = lambda agent, rollout: (warm_up_round(setup, agent, rollout, keys), empty)  # noqa: E731
     agent, metrics = jax.lax.cond(warming, warm_up, learn, agent, rollout)
     return MemberState(agent, workers), metrics
 

@@ -18,6 +18,7 @@ from nextpolicy.types import Array, Networks, Params, PolicySnapshot, RunningSta
 
 _SMALLEST = {"small-cnn": 3, "nature": 36, "impala": 1}  # sides of an image that their convolutions leave anything of
 
+
 class _Stack(nn.Module):
     """A torso and a head as one module."""
 

@@ -10,18 +10,19 @@ from typing import Any
 import jax
 
 from nextpolicy import runfiles
-from nextpolicy.config import presets
-from nextpolicy.config import FIELDS, ConfigError, TrainConfig, nearest, shown
-from nextpolicy.envs.build import is_host, module_of
+from nextpolicy.config import FIELDS, ConfigError, TrainConfig, nearest, presets, shown
+from nextpolicy.criteria import OWN, Criterion
+from nextpolicy.envs.registry import is_host, module_of
 from nextpolicy.run import checkpoint, sinks
 from nextpolicy.run.folder import RunError, RunFolder, fresh_path
+from nextpolicy.run.job import Job, make_job
 from nextpolicy.run.processes import agreed, idle_cores, use_all_cores
 from nextpolicy.run.program_cache import enable_cache
 from nextpolicy.run.restart import check_config
 from nextpolicy.run.run import Run
-from nextpolicy.run.training import Job, make_job, run_job
+from nextpolicy.run.training import run_job
 
-_CUSTOM = ("env", "env_fn", "env_params", "actor", "critic", "criterion", "gate_params")
+_CUSTOM = ("env", "env_fn", "env_params", "actor", "critic", "criterion", "criterion_params")
 Trust = str | Sequence[str] | bool
 
 
@@ -35,8 +36,8 @@ def train(
     quiet: bool = False,
     actor: Any = None,
     critic: Any = None,
-    criterion: Any = None,
-    gate_params: Any = None,
+    criterion: str | Criterion = "stable-values",
+    criterion_params: Any = None,
     env_params: Any = None,
     **fields: Any,
 ) -> Run:
@@ -44,25 +45,30 @@ def train(
 
     env        an id such as "gymnax/CartPole-v1", or a gymnax-style environment object (with `env_params`)
     env_fn     instead of `env`: a callable that makes one Gymnasium environment
-    algo       "ppo", "sv-static", "sv-dynamic", or several: they train side by side in one program
-    preset     "paper" (the default where the paper treats the environment) or "default", then any field by name:
-               seeds=8, total_env_steps=10_000_000, num_envs=64, learning_rate=3e-4, sweep={"lam": [0.9, 0.95]}, ...
+    algo       "ppo", "sv-static", "sv-dynamic", or several, which train side by side in one program
+    preset     "paper" (the default if the paper covers the environment) or "default"
     actor      Flax module: observation -> logits, or (mean, log_std); `critic`: observation -> value
-    criterion  an object with `init()` and `update(state, diff, scale, params, progress)`; see core.gate.Criterion.
-               `gate_params` (leaves with a leading member axis) is what its `params` will be.
+    criterion  when the target follows: a name, or an object of your own with `init()` and
+               `update(state, evidence, params, progress)`; see `nextpolicy.criteria.Criterion`
+    criterion_params
+               what an own criterion gets as `params`, leaves with a leading member axis
+
+    Any other field goes by its name: seeds=8, total_env_steps=10_000_000, num_envs=64, learning_rate=3e-4,
+    sweep={"lam": [0.9, 0.95]}, ... `nextpolicy train --help` lists them.
     """
     for name in fields:
         if name not in FIELDS:
             raise ConfigError(f"unknown field {shown(name)}{nearest(name, [*FIELDS, 'quiet', 'out', 'preset'])}")
     if (env is None) == (env_fn is None):
-        raise ConfigError("env: got both it and env_fn, or neither; takes one of them")
+        raise ConfigError(f"env: expected either env or env_fn, got {'neither' if env is None else 'both'}")
     _check_env_fn(env_fn)
     if env_params is not None and (env is None or isinstance(env, str)):
-        raise ConfigError("env_params: got them without an environment object; env_options are for an id or env_fn")
+        raise ConfigError("env_params: expected an environment object with them; for an id or env_fn use env_options")
     name = env if isinstance(env, str) else f"custom/{_label(env if env_fn is None else env_fn)}"
-    config = presets.build(name, preset=preset, algo=algo, **fields)
+    own = None if isinstance(criterion, str) else criterion
+    config = presets.build(name, preset=preset, algo=algo, criterion=criterion if own is None else OWN, **fields)
     custom = {"env": None if isinstance(env, str) else env, "env_params": env_params, "actor": actor, "critic": critic}
-    custom |= {"criterion": criterion, "gate_params": gate_params, "env_fn": env_fn}
+    custom |= {"criterion": own, "criterion_params": criterion_params, "env_fn": env_fn}
     _prepare()
     idle = "" if env_fn is not None or is_host(config.environment.env) else idle_cores(len(config.members()))
     if idle and not quiet:
@@ -72,7 +78,7 @@ def train(
     job.check_population()
     given = sorted(k for k, v in custom.items() if v is not None)
     if out is None and jax.process_count() > 1:
-        raise ConfigError("out: got none for a run over several processes, takes a folder that all of them see")
+        raise ConfigError("out: expected a folder that all processes see, got none")
     path = Path(out) if out is not None else fresh_path(config)
     folder = _in_one_process(path, lambda: RunFolder.create(path, config, {"custom": given}))
     try:
@@ -92,7 +98,7 @@ def _prepare() -> None:
 def _check_env_fn(env_fn: Any) -> None:
     if env_fn is not None and not callable(env_fn):
         got = repr(env_fn) if isinstance(env_fn, str) else f"an object of type {type(env_fn).__name__}"
-        raise ConfigError(f"env_fn: got {got}, takes a callable that makes one Gymnasium environment")
+        raise ConfigError(f"env_fn: expected a callable that makes one Gymnasium environment, got {got}")
 
 
 def _label(thing: Any) -> str:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from nextpolicy.run import metrics
-from nextpolicy.run.processes import fetch
 from nextpolicy.loop.population import Program
 from nextpolicy.loop.state import MemberState
+from nextpolicy.run import metrics
+from nextpolicy.run.job import Job
+from nextpolicy.run.processes import fetch
 from nextpolicy.types import Array, PyTree
-
-if TYPE_CHECKING:
-    from nextpolicy.run.training import Job
 
 
 class TrainingError(RuntimeError):
@@ -54,10 +52,7 @@ def run_block(program: Program, state: MemberState, first: int, rounds: int) -> 
 
 def finite_members(state: MemberState) -> np.ndarray:
     """[M]: whether all that a member has learned is finite: parameters, optimiser, statistics and the target."""
-    agent = state.agent
-    return np.asarray(
-        fetch(_all_finite((agent.params, agent.opt_state, agent.obs_stats, agent.reward_stats, agent.target)))
-    )
+    return np.asarray(fetch(_all_finite((state.agent.learner, state.agent.target))))
 
 
 @jax.jit

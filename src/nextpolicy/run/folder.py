@@ -16,6 +16,7 @@ from typing import Any
 
 from nextpolicy._version import __version__
 from nextpolicy.config import ConfigError, TrainConfig, shown
+from nextpolicy.envs import registry
 from nextpolicy.runfiles import overwrite_json, read_object, write_json
 
 
@@ -155,7 +156,7 @@ def _clear_unfinished_start(path: Path) -> None:
 
 def fresh_path(config: TrainConfig, root: str | Path = "runs") -> Path:
     """runs/<env>-<algo>-<time>, with a number behind it where that is taken."""
-    words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{config.environment.env}-{'+'.join(config.gate.algo)}").strip("-")
+    words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{config.environment.env}-{'+'.join(config.run.algo)}").strip("-")
     stem = f"{words}-{time.strftime('%Y%m%d-%H%M%S')}"
     candidates = [stem, *(f"{stem}-{i}" for i in range(2, 1000))]
     return next(Path(root) / name for name in candidates if not (Path(root) / name).exists())
@@ -165,9 +166,8 @@ def describe_machine() -> dict[str, Any]:
     """Versions, device, precision and revision: what a number in this folder depends on beside the configuration."""
     import jax
 
-    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "gymnax", "brax", "ale-py", "gymnasium")
     versions = {}
-    for name in names:
+    for name in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", *registry.packages()):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

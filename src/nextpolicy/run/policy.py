@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nextpolicy.envs.base import Discrete, EnvSpec, own_actions, plain
-from nextpolicy.nets.build import Networks
-from nextpolicy.types import Array, PolicySnapshot
+from nextpolicy.types import Array, Networks, PolicySnapshot
 
 
 class Policy:

@@ -11,16 +11,16 @@ import jax
 import numpy as np
 
 from nextpolicy import runfiles
+from nextpolicy.loop.population import Program
+from nextpolicy.loop.state import MemberState
 from nextpolicy.run import checkpoint, metrics
 from nextpolicy.run.block import finite_members, run_block
 from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.processes import agreed
 from nextpolicy.runfiles import Damage, FileRecord
-from nextpolicy.loop.population import Program
-from nextpolicy.loop.state import MemberState
 
 if TYPE_CHECKING:
-    from nextpolicy.run.training import Job
+    from nextpolicy.run.job import Job
 
 Say = Callable[[str], None]
 Records = dict[str, FileRecord]
@@ -60,7 +60,7 @@ def _newest(job: Job, program: Program, folder: RunFolder, at_most: int, say: Sa
     while rounds := agreed(_newest_whole(folder, at_most, say) if jax.process_index() == 0 else 0):
         state = checkpoint.restore(folder.checkpoints, rounds, checkpoint.placed_like(fresh))
         if np.all(finite_members(state)):
-            if job.host is not None and rounds < job.config.num_rounds:
+            if job.on_host and rounds < job.config.num_rounds:
                 say(
                     f"{job.setup.spec.id} cannot save its state: episodes restart, all else goes on from round {rounds}"
                 )
@@ -119,8 +119,8 @@ def _compute_again(
     job: Job, program: Program, folder: RunFolder, gap: Damage, usable: list[int], say: Say, recompute: bool
 ) -> None:
     """Write the metrics of the gap again, from the nearest `usable` checkpoint before it; none is changed."""
-    if job.host is not None or jax.process_count() > 1:
-        why = "several processes" if job.host is None else f"{job.setup.spec.id}, which cannot save its state"
+    if job.on_host or jax.process_count() > 1:
+        why = "several processes" if not job.on_host else f"{job.setup.spec.id}, which cannot save its state"
         say(f"{gap}; they cannot be computed again with {why}")
         return
     start = max((r for r in usable if r <= gap.first), default=0)

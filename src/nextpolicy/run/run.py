@@ -16,15 +16,14 @@ import pandas as pd
 
 from nextpolicy import runfiles
 from nextpolicy.config import MAX_SEED, ConfigError, Member, TrainConfig, shown, whole
+from nextpolicy.envs.base import HostEnv
+from nextpolicy.loop.evaluate import evaluator
 from nextpolicy.nets import build as nets
 from nextpolicy.run import checkpoint
 from nextpolicy.run.folder import RunError, RunFolder
+from nextpolicy.run.job import Job
 from nextpolicy.run.policy import Policy
 from nextpolicy.run.restart import check_config
-from nextpolicy.run.training import Job
-from nextpolicy.loop.evaluate import evaluate
-from nextpolicy.loop.evaluate import actor as host_actor
-from nextpolicy.loop.evaluate import evaluate_host
 from nextpolicy.types import PolicySnapshot
 
 ATTEMPTS = 5  # to read a checkpoint while training may replace it
@@ -107,14 +106,14 @@ class Run:
             raise ConfigError(f"policy: got {policy!r}, takes 'target' or 'behaviour'")
         member = whole("member", member, 0, len(self.members) - 1)
         agent = self._agents
-        chosen = agent.target if policy == "target" else PolicySnapshot(agent.params["actor"], agent.obs_stats)
+        chosen = agent.target if policy == "target" else self._job.setup.algorithm.behaviour(agent.learner)
         return jax.tree.map(lambda x: x[member], chosen)
 
     def policy(self, policy: str = "target", member: int = 0) -> Policy:
         """`policy(obs, key=None)`: the environment's own observations in, its own actions out; see `Policy`."""
         job, spec = self._job, self._job.setup.spec
         networks = nets.build(dataclasses.replace(spec, obs_table=None), self.config.net, *self._modules)
-        arrange = None if job.host is None else job.host.arrange
+        arrange = job.env.arrange if isinstance(job.env, HostEnv) else None
         return Policy(spec, networks, self.snapshot(policy, member), arrange)
 
     def evaluate(
@@ -148,16 +147,11 @@ class Run:
         seed = whole("seed", seed, 0, MAX_SEED)
         if episodes % environments:
             raise ConfigError(f"episodes: got {episodes}, takes a multiple of num_envs, {environments}")
-        env, networks = self._job.setup.env, self._job.setup.networks
-        spread = {"num_envs": environments, "episodes": episodes // environments}
-        run = (
-            self._host_evaluation(greedy, spread)
-            if env is None
-            else jax.jit(lambda snapshot, key: evaluate(env, networks, snapshot, key, greedy=greedy, **spread))
-        )
+        job, each = self._job, episodes // environments
+        evaluate = evaluator(job.env, job.setup.networks, num_envs=environments, episodes=each, greedy=bool(greedy))
         described = self.members
         for i in members:
-            result = jax.device_get(run(self.snapshot(policy, i), jax.random.fold_in(jax.random.key(seed), i)))
+            result = jax.device_get(evaluate(self.snapshot(policy, i), jax.random.fold_in(jax.random.key(seed), i)))
             yield {
                 "member": i,
                 "variant": described[i].variant,
@@ -169,12 +163,6 @@ class Run:
                 "length": float(result.lengths.mean()),
                 "unfinished": int((~result.finished).sum()),
             }
-
-    def _host_evaluation(self, greedy: bool, spread: dict[str, int]) -> Callable[..., Any]:
-        host = self._job.host
-        assert host is not None
-        act = host_actor(host, self._job.setup.networks, greedy)
-        return lambda snapshot, key: evaluate_host(host, act, snapshot, key, **spread)
 
     @property
     def _modules(self) -> tuple[Any, Any]:

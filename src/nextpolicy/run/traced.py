@@ -25,17 +25,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from nextpolicy.envs import registry
 from nextpolicy.run import program_cache
 
-# Packages whose functions and tables end up in the program, or decide what does.
-_PARTS = ("config", "core", "envs", "nets", "tabular", "train", "types", "run.training")
-_CODE = (*(f"nextpolicy.{part}" for part in _PARTS), "brax", "gymnax")
+# Parts of this package whose functions and tables end up in the program, or decide what does.
+_PARTS = ("algos", "config", "core", "criteria", "envs", "loop", "nets", "settings", "tabular", "types", "run.job")
 _DEEPEST = 6  # functions within tables within classes that are looked into
 _CONSTANTS = (str, bytes, int, float, complex, type(None), type(...))
-_VERSIONS = (
-    *("nextpolicy", "jax", "jaxlib", "flax", "optax", "chex", "numpy"),
-    *("brax", "gymnax", "jaxopt", "mujoco", "mujoco-mjx"),
-)
+_VERSIONS = ("nextpolicy", "jax", "jaxlib", "flax", "optax", "chex", "numpy")
 _SETTINGS_THAT_DO_NOT_MATTER = ("cache", "log", "traceback", "xla_flags", "dump", "profiler", "coordination")
 
 
@@ -125,10 +122,13 @@ def fingerprint(about: str, tree: str, shapes: list[str]) -> str:
 
 
 def code_digest() -> str:
-    """Of every function, constant and table of the packages in `_CODE` that is loaded, as it is now."""
+    """Of every loaded function, constant and table that can take part in a program, as it is now."""
+    backends = registry.backends().values()
+    parts = (*(f"nextpolicy.{part}" for part in _PARTS), *(module for backend in backends for module in backend.code))
+    prefixes = tuple(f"{part}." for part in parts)
     digest = hashlib.sha256()
     for name in sorted(sys.modules):
-        if f"{name}.".startswith(tuple(f"{package}." for package in _CODE)):
+        if f"{name}.".startswith(prefixes):
             for attribute, value in sorted(vars(sys.modules[name]).items()):
                 if not attribute.startswith("__"):  # not where its file lies
                     digest.update(f"{name}.{attribute}:{_text(value, name)}\n".encode())
@@ -176,7 +176,7 @@ def _text(value: Any, module: str, depth: int = 0) -> str:
 
 def _versions() -> dict[str, str]:
     found = {}
-    for package in _VERSIONS:
+    for package in (*_VERSIONS, *registry.packages()):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

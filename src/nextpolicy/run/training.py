@@ -3,147 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
-from nextpolicy.config import ConfigError, TrainConfig
-from nextpolicy.core import gate
-from nextpolicy.envs import build as envs
-from nextpolicy.envs.base import Discrete, EnvSpec, HostEnv
-from nextpolicy.nets import build as nets
-from nextpolicy.nets import check
-from nextpolicy.run import checkpoint, interrupt, metrics, progress, sinks, traced
+from nextpolicy.config import TrainConfig
+from nextpolicy.envs.registry import module_of
+from nextpolicy.loop.population import Program
+from nextpolicy.loop.state import MemberState
+from nextpolicy.run import checkpoint, interrupt, metrics, progress, sinks
 from nextpolicy.run.block import Block, TrainingError, check_finite, run_block
 from nextpolicy.run.folder import RunError, RunFolder
+from nextpolicy.run.job import Job
 from nextpolicy.run.processes import agreed
 from nextpolicy.run.restart import starting_point
 from nextpolicy.runfiles import FileRecord
-from nextpolicy.loop.population import Observer, Program, build_program, member_init, population_mode
-from nextpolicy.loop.host_loop import build_host_program, init_members
-from nextpolicy.loop.state import Hypers, MemberState, Setup, population_hypers
 from nextpolicy.types import PyTree
 
 BLOCK_SECONDS = 4.0  # aimed at when block_rounds is left to us
 SAVING_SHARE = 0.1  # of the time, at most, that goes into saving: where it takes long, blocks are longer
-MOST_ROUNDS = 512  # of one block: the room its metrics take on the device
 
 OnBlock = Callable[[int, dict[str, np.ndarray], PyTree], None]
-
-
-@dataclass(frozen=True, eq=False)
-class Job:
-    """A configuration made into things that run."""
-
-    config: TrainConfig
-    setup: Setup
-    hypers: Hypers
-    observer: Observer | None = None
-    actor: Any = None  # the caller's own modules, if any
-    critic: Any = None
-    host: HostEnv | None = None  # where environments do not run inside XLA
-    by_name: bool = False  # nothing of it is the caller's own: the configuration says it all
-
-    def _description(self) -> str:
-        """The configuration without the seeds, which are data."""
-        return json.dumps({name: value for name, value in self.config.flat().items() if name != "seeds"}, default=str)
-
-    @property
-    def seeds(self) -> np.ndarray:
-        return np.asarray([m.seed for m in self.config.members()], np.uint32)
-
-    def check_population(self) -> None:
-        """Raise where members cannot train side by side as asked; loading such a run is no error."""
-        if self.host is None:
-            population_mode(self.config.run.population)
-
-    def program(self) -> Program:
-        rounds = min(self.config.run.block_rounds or MOST_ROUNDS, self.config.num_rounds, MOST_ROUNDS)
-        if self.host is not None:
-            return build_host_program(self.setup, self.hypers, self.host, self.seeds, capacity=rounds)
-        devices = jax.devices()[: self.config.run.devices or None]
-        if not self.config.run.devices and jax.default_backend() == "cpu" and jax.process_count() == 1:
-            devices = devices[
-                : len(self.seeds)
-            ]  # splitting one member's environments over cores costs more than it gains
-        keeper = traced.keeper(f"{self._description()} {rounds}") if self.by_name else None
-        lower = None if keeper is None else keeper.lower
-        return build_program(
-            self.setup, self.hypers, capacity=rounds, observer=self.observer, devices=devices, lower=lower
-        )
-
-    def template(self) -> MemberState:
-        """Shapes and types of a state, leaves [M, ...]."""
-        if self.host is not None:
-            return jax.eval_shape(lambda s: init_members(self.setup, s), self.seeds)
-        return jax.eval_shape(jax.vmap(lambda h, s: member_init(self.setup, h, s)), self.hypers, self.seeds)
-
-
-def make_job(
-    config: TrainConfig,
-    *,
-    env: Any = None,
-    env_params: Any = None,
-    actor: Any = None,
-    critic: Any = None,
-    criterion: Any = None,
-    gate_params: PyTree | None = None,
-    observer: Observer | None = None,
-    env_fn: Callable[[], Any] | None = None,
-) -> Job:
-    """The environment, networks and numbers a configuration names, or the caller's own."""
-    if config.run.devices > len(jax.devices()):
-        raise ConfigError(f"devices: got {config.run.devices}, takes at most {len(jax.devices())}, which are here")
-    if env_fn is not None or (env is None and envs.is_host(config.environment.env)):
-        return _host_job(config, env_fn, (actor, critic), criterion, gate_params, observer)
-    made = envs.make(config.environment.env if env is None else env, **_env_options(config, env, env_params))
-    networks = _networks(config, made.spec, actor, critic)
-    setup = Setup(config, made.spec, networks, made, gate if criterion is None else criterion)
-    by_name = all(own is None for own in (env, env_params, actor, critic, criterion, gate_params, observer))
-    return Job(config, setup, population_hypers(config, gate_params), observer, actor, critic, by_name=by_name)
-
-
-def _host_job(
-    config: TrainConfig, env_fn: Any, modules: tuple[Any, Any], criterion: Any, gate_params: Any, observer: Any
-) -> Job:
-    if jax.process_count() > 1 or observer is not None:
-        odd = "an observer" if observer is not None else f"{jax.process_count()} processes"
-        raise ConfigError(f"{config.environment.env}: got {odd}, takes none where environments run on the host")
-    if config.run.devices > 1:
-        raise ConfigError(f"devices: got {config.run.devices}, takes 1 where environments run on the host")
-    made = envs.make_host(env_fn or config.environment.env, **config.environment.env_options)
-    networks = _networks(config, made.spec, *modules)
-    setup = Setup(config, made.spec, networks, None, gate if criterion is None else criterion)
-    return Job(config, setup, population_hypers(config, gate_params), None, *modules, host=made)
-
-
-def _env_options(config: TrainConfig, env: Any, env_params: Any) -> dict[str, Any]:
-    options = dict(config.environment.env_options)
-    return {**options, "env_params": env_params} if env is not None and env_params is not None else options
-
-
-def _networks(config: TrainConfig, spec: EnvSpec, actor: Any, critic: Any) -> nets.Networks:
-    _check_policy(config, spec)
-    check.own_modules(spec, actor, critic)
-    return nets.build(spec, config.net, actor, critic)
-
-
-def _check_policy(config: TrainConfig, spec: EnvSpec) -> None:
-    fitting = "categorical" if isinstance(spec.action, Discrete) else "gaussian"
-    if config.net.policy not in ("auto", fitting):
-        kind = "discrete" if fitting == "categorical" else "continuous"
-        raise ConfigError(
-            f"policy: got {config.net.policy!r} for {spec.id}, whose actions are {kind}, takes {fitting!r}"
-        )
-    if config.ppo.normalise_obs and spec.obs_table is not None:
-        raise ConfigError(f"normalise_obs: got true for {spec.id}, whose observations are fixed, takes false")
 
 
 def run_job(
@@ -188,7 +73,7 @@ def _how_to_continue(job: Job, folder: RunFolder, recompute_metrics: bool) -> st
     if own:
         again = "".join(f", {name}=..." for name in own)
         return f"`nextpolicy.resume({str(folder.path)!r}{again})` continues it"
-    module = envs.module_of(job.config.environment.env)
+    module = module_of(job.config.environment.env)
     trust = f" --trust-module {shlex.quote(module)}" if module else ""
     recompute = " --recompute-metrics" if recompute_metrics else ""
     return f"`nextpolicy resume {shlex.quote(str(folder.path))}{trust}{recompute}` continues it"

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
+from nextpolicy.loop.evaluate import film
 from nextpolicy.run.folder import RunError
-from nextpolicy.loop.evaluate import trajectory
-from nextpolicy.loop.evaluate import actor, film_host
 
 if TYPE_CHECKING:
     from nextpolicy.run.run import Run
@@ -40,11 +39,9 @@ def check_target(path: str) -> None:
 
 def check_drawable(run: Run) -> None:
     """Refuse an environment that cannot draw itself before any work is done."""
-    env, host = run._job.setup.env, run._job.host
-    if not (getattr(host, "can_render", True) if host is not None else hasattr(env, "render")):
-        advice = "leave out --video"
-        if host is not None:
-            advice = "give it the render mode 'rgb_array', or leave out --video"
+    env, on_host = run._job.env, run._job.on_host
+    if not (getattr(env, "can_render", True) if on_host else hasattr(env, "render")):
+        advice = "give it the render mode 'rgb_array', or leave out --video" if on_host else "leave out --video"
         raise RunError(
             f"video: expected an environment that can draw itself, got {run._job.setup.spec.id}, which cannot; {advice}"
         )
@@ -53,17 +50,11 @@ def check_drawable(run: Run) -> None:
 def record(run: Run, path: str, policy: str, member: int, greedy: bool, seed: int) -> float:
     """Write the episode, or its start if it is long, and return what was earned in what is seen."""
     check_drawable(run)
-    setup = run._job.setup
-    env, host = setup.env, run._job.host
+    job = run._job
     snapshot, key = run.snapshot(policy, member), jax.random.key(seed)
-    if host is not None:
-        act = actor(host, setup.networks, greedy)
-        frames, total = film_host(host, act, snapshot, key, max_steps=_MOST_FRAMES)
-    else:
-        states, total = trajectory(env, setup.networks, snapshot, key, greedy=greedy, max_steps=_MOST_FRAMES)
-        frames = [np.asarray(env.render(jax.device_get(s))) for s in states]
+    frames, total, ended = film(job.env, job.setup.networks, snapshot, key, greedy=greedy, max_steps=_MOST_FRAMES)
     (write_mp4 if Path(path).suffix.lower() == ".mp4" else write_gif)(path, frames)
-    cut = ", the first of a longer episode" if len(frames) > _MOST_FRAMES else ""
+    cut = ", the first of a longer episode" if not ended else ""
     print(f"video: {len(frames)} frames{cut}", file=sys.stderr)
     return total
 

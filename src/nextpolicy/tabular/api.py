@@ -11,14 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from nextpolicy.core import check, gate
-from nextpolicy.criteria.stable_values import Criterion, GateParams
+from nextpolicy.core import check
+from nextpolicy.criteria import Criterion
+from nextpolicy.criteria.stable_values import GateParams, StableValues
 from nextpolicy.tabular import operators, solve, theory
 from nextpolicy.tabular.mdp import FloatArray, TabularMDP, as_policy, as_table
 from nextpolicy.tabular.theory import Certificate
+from nextpolicy.types import Evidence
 
 Evaluate = Callable[[TabularMDP, FloatArray, FloatArray, np.random.Generator], FloatArray]
 """(mdp, target policy [S, A], data distribution mu [S, A], rng) -> q [S, A]."""
@@ -66,21 +69,23 @@ def sv_api(
     pi: Any,
     evaluate: Evaluate,
     improve: Improve,
-    gate_params: Any,
+    criterion_params: Any,
     *,
     rounds: int,
     rng: np.random.Generator,
-    criterion: Criterion = gate,
+    criterion: Criterion | None = None,
 ) -> History:
     """Algorithm 2: the target waits until the value estimates have settled, the behaviour does not.
 
         mu_k = d^{beta_k};  q_k = evaluate(pi_k, mu_k);  beta_{k+1} = improve(q_k, beta_k, mu_k)
         pi_{k+1} = beta_{k+1} if the criterion accepts, else pi_k
 
-    The criterion sees diff_k = sum mu_k |q_k - q_{k-1}| and scale_k = sum mu_k |q_k|. Round 0 has no earlier
-    estimate to differ from: its diff is infinite, which is never stable (the k_max clause still applies).
-    With `GateParams.ppo()` this is Algorithm 1.
+    The criterion (by default the paper's, with `GateParams`) sees diff_k = sum mu_k |q_k - q_{k-1}| as both kinds of
+    diff, scale_k = sum mu_k |q_k|, and the exact divergences of the policies. Round 0 has no earlier estimate to differ
+    from: its diff is infinite, which is never stable (the k_max clause still applies). With `GateParams.ppo()` this is
+    Algorithm 1.
     """
+    criterion = StableValues() if criterion is None else criterion
     check.whole("rounds", rounds)
     first = _one_policy(mdp, pi)
     targets, behaviours = [first], [first]
@@ -92,14 +97,35 @@ def sv_api(
         mu = solve.visitation(mdp, behaviours[-1])
         q = as_table(mdp, evaluate(mdp, targets[-1], mu, rng), "q from evaluate")
         behaviours.append(_next_policy(mdp, improve, q, behaviours[-1], mu))
-        diff, scale = _movement(q, qs[-1] if qs else None, mu)
-        # The gate takes JAX numbers; NumPy scalars pass as they are.
-        state, accept, _ = criterion.update(state, np.float32(diff), np.float32(scale), gate_params, k / rounds)  # type: ignore[arg-type]
+        evidence = _evidence(*_movement(q, qs[-1] if qs else None, mu), mu, targets[-1], behaviours[-2], behaviours[-1])
+        state, accept, _ = criterion.update(state, evidence, criterion_params, jnp.float32(k / rounds))
         accepted.append(bool(accept))
         targets.append(behaviours[-1] if accepted[-1] else targets[-1])
         qs.append(q)
         mus.append(mu)
     return _history(mdp, targets, behaviours, qs, mus, accepted)
+
+
+def _evidence(
+    diff: float,
+    scale: float,
+    mu: FloatArray,
+    target: FloatArray,
+    behaviour: FloatArray,
+    next_behaviour: FloatArray,
+) -> Evidence:
+    """What the criterion sees of a round; divergences and ratios are means over mu [S, A]."""
+
+    def kl(p: FloatArray, q: FloatArray) -> float:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            terms = np.where(p > 0, p * np.log(p / q), 0.0)
+        return float(mu.sum(1) @ terms.sum(1))
+
+    seen = behaviour > 0
+    ratio = np.divide(target, behaviour, out=np.zeros_like(target), where=seen)
+    ess = (mu * ratio).sum() ** 2 / max((mu * ratio**2).sum(), 1e-30)
+    numbers = (diff, diff, scale, kl(behaviour, next_behaviour), kl(target, behaviour), kl(target, next_behaviour), ess)
+    return Evidence(*map(jnp.float32, numbers))
 
 
 def conservative_policy_iteration(

@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nextpolicy.loop.keys import member_keys
+from nextpolicy.loop.state import MemberState, Setup, init_agent
 from nextpolicy.tabular import four_rooms, solve, theory
 from nextpolicy.tabular.mdp import FloatArray, TabularMDP
-from nextpolicy.loop.population import member_init
-from nextpolicy.loop.state import Hypers, MemberState, Setup
 from nextpolicy.types import Array
 
 ROOMS = ("top_left", "top_right", "bottom_left", "bottom_right")
@@ -55,19 +55,20 @@ def observe(setup: Setup, state: MemberState) -> Tables:
     agent = state.agent
     rows = jnp.arange(len(four_rooms.cells))
     return Tables(
-        behaviour=setup.networks.policy(agent.behaviour)(rows).logits,
+        behaviour=setup.networks.policy(setup.algorithm.behaviour(agent.learner))(rows).logits,
         target=setup.networks.policy(agent.target)(rows).logits,
-        value=setup.networks.value(agent.params, agent.obs_stats)(rows),
+        value=setup.networks.value(agent.learner.params, agent.learner.obs_stats)(rows),
     )
 
 
-def observe_start(setup: Setup, hypers: Hypers, seeds: np.ndarray) -> Tables:
-    """The same before the first round, leaves [M, ...]. `hypers` has leaves [M]."""
+def observe_start(setup: Setup, seeds: np.ndarray) -> Tables:
+    """The same before the first round, leaves [M, ...]."""
 
-    def one(arguments: tuple[Hypers, Array]) -> Tables:
-        return observe(setup, member_init(setup, *arguments))
+    def one(seed: Array) -> Tables:
+        agent = init_agent(setup, member_keys(seed, setup.shards).key_agent)
+        return observe(setup, MemberState(agent, ()))
 
-    return jax.tree.map(np.asarray, jax.jit(lambda args: jax.lax.map(one, args))((hypers, jnp.asarray(seeds))))
+    return jax.tree.map(np.asarray, jax.jit(lambda seeds: jax.lax.map(one, seeds))(jnp.asarray(seeds)))
 
 
 def trajectory(start: Tables, rounds: Tables, accepted: np.ndarray) -> Trajectory:

@@ -99,7 +99,7 @@ def learning_curves(study: Study, seed: int) -> Figure:
     best = float(solve.optimal(study.mdp).V @ study.mdp.start)
     value.axhline(best, color="black", linestyle=":", linewidth=1.0, gid="optimal")
     value.text(0, best, "V*", va="bottom", fontsize=8)
-    threshold = study.config.gate.delta_v
+    threshold = study.config.criterion.delta_v
     gate.axhline(threshold, color="black", linestyle="--", linewidth=1.2, gid="threshold")
     words = f"threshold δ = {threshold:g}"
     gate.text(study.rounds - 1, threshold * 1.08, words, ha="right", va="bottom", fontsize=8)

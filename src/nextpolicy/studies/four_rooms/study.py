@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nextpolicy.config import presets
-from nextpolicy.config import Member, TrainConfig, whole
+from nextpolicy.config import Member, TrainConfig, presets, whole
 from nextpolicy.run.folder import RunError, RunFolder
+from nextpolicy.run.job import Job, make_job
 from nextpolicy.run.program_cache import enable_cache
-from nextpolicy.run.training import Job, make_job, run_job
+from nextpolicy.run.training import run_job
 from nextpolicy.runfiles import read_metrics, write_json, write_whole
 from nextpolicy.studies.four_rooms import exact, summary
 from nextpolicy.tabular import four_rooms
@@ -58,7 +58,7 @@ class Study:
 
     @property
     def algos(self) -> tuple[str, ...]:
-        return self.config.gate.algo
+        return self.config.run.algo
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
@@ -115,7 +115,7 @@ def _train(job: Job, folder: RunFolder, *, resume: bool, quiet: bool) -> Study:
     tables.mkdir(exist_ok=True)
     on_disk = _rounds_on_disk(tables)
     if on_disk < job.config.num_rounds:
-        _save(tables / "start.npz", exact.observe_start(job.setup, job.hypers, job.seeds))
+        _save(tables / "start.npz", exact.observe_start(job.setup, job.seeds))
         # A block counts once its tables are there too; training falls back to the last one that does.
 
         def keep(first: int, block: dict[str, np.ndarray], observed: Any) -> None:
@@ -135,7 +135,7 @@ def load(folder: RunFolder, config: TrainConfig) -> Study:
     parts = [_load(path) for _, _, path in _parts(folder.path / "tables")]
     rounds = exact.Tables(*(np.concatenate(x, axis=1) for x in zip(*parts)))
     trajectory = exact.trajectory(_load(folder.path / "tables" / "start.npz"), rounds, columns["accepted"])
-    mdp = four_rooms.four_rooms(config.environment.env_options.get("noise", "fail"), config.ppo.gamma)
+    mdp = four_rooms.four_rooms(config.environment.env_options.get("noise", "fail"), config.algorithm.gamma)
     study = Study(folder.path, config, mdp, trajectory, columns, exact.quantities(mdp, trajectory))
     _write_exact(study, frame)
     return study

@@ -1,0 +1,154 @@
+"""A configuration made into things that run: environment, networks, criterion, numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from nextpolicy.config import ConfigError, TrainConfig
+from nextpolicy.criteria import OWN, Criterion
+from nextpolicy.envs import build as envs
+from nextpolicy.envs.base import DeviceEnv, Discrete, EnvSpec, HostEnv
+from nextpolicy.envs.registry import is_host
+from nextpolicy.loop.host_loop import build_host_program, init_members
+from nextpolicy.loop.population import Observer, Program, build_program, member_init, population_mode
+from nextpolicy.loop.state import Hypers, MemberState, Setup, make_criterion, population_hypers
+from nextpolicy.nets import build as nets
+from nextpolicy.nets import check
+from nextpolicy.run import traced
+from nextpolicy.types import Networks, PyTree
+
+MAX_ROUNDS = 512  # of one block, whose metrics wait on the device
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What a run needs to train or to act."""
+
+    config: TrainConfig
+    setup: Setup
+    hypers: Hypers
+    env: DeviceEnv | HostEnv
+    observer: Observer | None = None
+    actor: nn.Module | None = None  # the caller's own modules, if any
+    critic: nn.Module | None = None
+    by_name: bool = False  # nothing is the caller's own: the configuration describes it completely
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the environments step on the host, and so cannot save their state."""
+        return isinstance(self.env, HostEnv)
+
+    @property
+    def seeds(self) -> np.ndarray:
+        return np.asarray([m.seed for m in self.config.members()], np.uint32)
+
+    def check_population(self) -> None:
+        """Raise if members cannot train side by side as configured; loading such a run is no error."""
+        if not self.on_host:
+            population_mode(self.config.run.population)
+
+    def program(self) -> Program:
+        """The compiled functions of the population."""
+        rounds = min(self.config.run.block_rounds or MAX_ROUNDS, self.config.num_rounds, MAX_ROUNDS)
+        if isinstance(self.env, HostEnv):
+            return build_host_program(self.setup, self.hypers, self.env, self.seeds, capacity=rounds)
+        devices = jax.devices()[: self.config.run.devices or None]
+        if not self.config.run.devices and jax.default_backend() == "cpu" and jax.process_count() == 1:
+            # Splitting the environments of one member over cores costs more than it gains.
+            devices = devices[: len(self.seeds)]
+        keeper = traced.keeper(f"{self._description()} {rounds}") if self.by_name else None
+        return build_program(
+            self.setup,
+            self.env,
+            self.hypers,
+            capacity=rounds,
+            observer=self.observer,
+            devices=devices,
+            lower=None if keeper is None else keeper.lower,
+        )
+
+    def template(self) -> MemberState:
+        """Shapes and types of a state, leaves [M, ...]."""
+        env = self.env
+        if isinstance(env, HostEnv):
+            return jax.eval_shape(lambda seeds: init_members(self.setup, seeds), self.seeds)
+        return jax.eval_shape(jax.vmap(lambda seed: member_init(self.setup, env, seed)), self.seeds)
+
+    def _description(self) -> str:
+        """The configuration without the seeds, which are data."""
+        return json.dumps({name: value for name, value in self.config.flat().items() if name != "seeds"}, default=str)
+
+
+def make_job(
+    config: TrainConfig,
+    *,
+    env: Any = None,
+    env_params: Any = None,
+    actor: nn.Module | None = None,
+    critic: nn.Module | None = None,
+    criterion: Criterion | None = None,
+    criterion_params: PyTree | None = None,
+    observer: Observer | None = None,
+    env_fn: Callable[[], Any] | None = None,
+) -> Job:
+    """The environment, networks and numbers that a configuration names, or the caller's own."""
+    if config.run.criterion == OWN and criterion is None:
+        raise ConfigError(f"criterion: expected the object that the run was trained with, got the name {OWN!r}")
+    if criterion_params is not None and criterion is None:
+        raise ConfigError(
+            "criterion_params: expected them with a criterion of your own, got them alone; "
+            "settings of a named criterion are fields, such as delta_v"
+        )
+    on_host = env_fn is not None or (env is None and is_host(config.environment.env))
+    _check_devices(config, on_host, observer)
+    made: DeviceEnv | HostEnv
+    if on_host:
+        made = envs.make_host(env_fn or config.environment.env, **config.environment.env_options)
+    else:
+        made = envs.make(config.environment.env if env is None else env, **_env_options(config, env, env_params))
+    networks = _networks(config, made.spec, actor, critic)
+    setup = Setup(config, made.spec, networks, make_criterion(config, criterion))
+    hypers = population_hypers(config, criterion_params)
+    own = (env, env_params, actor, critic, criterion, observer, env_fn)
+    return Job(config, setup, hypers, made, observer, actor, critic, by_name=all(each is None for each in own))
+
+
+def _check_devices(config: TrainConfig, on_host: bool, observer: Observer | None) -> None:
+    if config.run.devices > len(jax.devices()):
+        raise ConfigError(
+            f"devices: expected at most {len(jax.devices())}, which this machine has, got {config.run.devices}"
+        )
+    if not on_host:
+        return
+    if jax.process_count() > 1 or observer is not None:
+        got = "an observer" if observer is not None else f"{jax.process_count()} processes"
+        raise ConfigError(
+            f"{config.environment.env}: expected one process and no observer for host environments, got {got}"
+        )
+    if config.run.devices > 1:
+        raise ConfigError(f"devices: expected 1 for environments that run on the host, got {config.run.devices}")
+
+
+def _env_options(config: TrainConfig, env: Any, env_params: Any) -> dict[str, Any]:
+    options = dict(config.environment.env_options)
+    return {**options, "env_params": env_params} if env is not None and env_params is not None else options
+
+
+def _networks(config: TrainConfig, spec: EnvSpec, actor: nn.Module | None, critic: nn.Module | None) -> Networks:
+    fitting = "categorical" if isinstance(spec.action, Discrete) else "gaussian"
+    if config.net.policy not in ("auto", fitting):
+        kind = "discrete" if fitting == "categorical" else "continuous"
+        raise ConfigError(
+            f"policy: expected {fitting!r} for {spec.id}, whose actions are {kind}, got {config.net.policy!r}"
+        )
+    if getattr(config.algorithm, "normalise_obs", False) and spec.obs_table is not None:
+        raise ConfigError(f"normalise_obs: expected false for {spec.id}, whose observations are fixed, got true")
+    check.own_modules(spec, actor, critic)
+    return nets.build(spec, config.net, actor, critic)
