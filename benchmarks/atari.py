@@ -31,8 +31,8 @@ import numpy as np
 import atari_learning
 from atari_rounds import Contender, act_seconds, start_worker
 from atari_settings import write
-from nextpolicy.run.program_cache import enable_cache
 from nextpolicy.loop.host_collect import Worker
+from nextpolicy.run.program_cache import enable_cache
 
 # Network and precision, then its rows: algorithm and groups. Most important first: what does not fit is left out.
 ROWS: list[tuple[str, str, list[tuple[str, int]]]] = [

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from atari_settings import SHORT_RUN, config, write
-from nextpolicy.run.job import make_job
 from nextpolicy.loop.host_loop import HostLoop
+from nextpolicy.run.job import make_job
 
 ALGOS = ("ppo", "sv-dynamic")
 COLUMNS = ("game", "variant", "round", "env_steps", "seconds", "episode_return", "episodes", "accepted")
@@ -34,9 +34,9 @@ class Player:
         env_options = {"clip_reward": True, "groups": options.groups, "threads": options.threads}
         # The learning rate stays and the gate does not decay: nothing goes by how long the run will be.
         self.job = make_job(config(options, game, 10**9, env_options=env_options, **fields))
-        assert self.job.host is not None
-        self.random = random_games(self.job.host, options.random_games)
-        self.loop = HostLoop(self.job.setup, self.job.hypers, self.job.host, self.job.seeds)
+        assert self.job.env is not None
+        self.random = random_games(self.job.env, options.random_games)
+        self.loop = HostLoop(self.job.setup, self.job.hypers, self.job.env, self.job.seeds)
         self.state = self.loop.init(self.job.seeds)
         self.rows: list[dict[str, Any]] = []
         self.done = 0

@@ -12,16 +12,16 @@ import jax
 import numpy as np
 
 from atari_settings import config
-from nextpolicy.run.job import make_job
 from nextpolicy.loop.host_collect import Worker
 from nextpolicy.loop.host_loop import HostLoop
+from nextpolicy.run.job import make_job
 
 
 def start_worker(options: argparse.Namespace, groups: int) -> Worker:
     """Running emulators of the first game, in so many groups."""
     job = make_job(config(options, options.games[0], 10**9, env_options={"groups": groups}))
-    assert job.host is not None
-    worker = Worker(job.setup, job.host, 0, 0.99)
+    assert job.env is not None
+    worker = Worker(job.setup, job.env, 0, 0.99)
     worker.start(0)
     return worker
 
@@ -33,9 +33,9 @@ class Contender:
         self, options: argparse.Namespace, algo: str, torso: str, dtype: str, worker: Worker, compiled: Any
     ) -> None:
         job = make_job(config(options, options.games[0], 10**9, algo=algo, torso=torso, compute_dtype=dtype))
-        assert job.host is not None
+        assert job.env is not None
         self.name = f"{algo} {torso} {dtype} groups={len(worker.pools)}"
-        self.loop = HostLoop(job.setup, job.hypers, job.host, job.seeds)
+        self.loop = HostLoop(job.setup, job.hypers, job.env, job.seeds)
         self.loop.workers = [worker]
         self.loop.compiled = compiled or self.loop.compiled
         self.state = self.loop.init(job.seeds)

@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nextpolicy.config import presets
-from nextpolicy.config import TrainConfig
+from nextpolicy.config import TrainConfig, presets
 
 # The paper's settings are for 5e7 steps. A run of minutes has a fiftieth of that: the settings with which PPO is
 # commonly shown to learn these games (clipped rewards, gamma .99, 32 gradient steps per 2048 samples, a learning rate

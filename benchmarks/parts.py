@@ -23,12 +23,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from nextpolicy.config import presets
 from nextpolicy.bench.work import parse_works
-from nextpolicy.run.job import Job, make_job
-from nextpolicy.loop.population import member_init, over_members, population_mode
+from nextpolicy.config import presets
 from nextpolicy.loop.collect import collect
+from nextpolicy.loop.population import member_init, over_members, population_mode
 from nextpolicy.loop.round import evaluate_target, improve, learn_round
+from nextpolicy.run.job import Job, make_job
 
 NEEDS = {
     "collect": (),
@@ -54,7 +54,7 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     for work, job in zip(works, jobs, strict=True):
-        if job.host is not None:
+        if job.env is not None:
             parser.error(f"work: got {work.env}, takes an environment that runs inside XLA; see benchmarks/atari.py")
     for work, job in zip(works, jobs, strict=True):
         device = f"{jax.devices()[0].device_kind}, JAX {jax.__version__}"

@@ -15,23 +15,26 @@ import nextpolicy
 PACKAGE = Path(nextpolicy.__file__).parent
 
 # Which parts of the package a part may import, at any depth in the code:
-# cli -> {studies, bench, experiments, report} -> run -> train -> {nets, envs, core} -> types; tabular -> core -> types.
+# cli -> {studies, bench, experiments, report} -> run -> loop -> {algos, criteria, nets, envs} -> core -> types.
 # report reads files and never imports the training. Nothing but __main__ imports cli.
-_SETTINGS = {"_version", "config", "extras", "presets", "runfiles"}
-_TRAINING = {"types", "core", "nets", "envs", "train"} | _SETTINGS
+_CONFIG = {"_version", "config", "extras", "runfiles", "settings"}
+_LEARNING = {"types", "core", "settings", "algos", "criteria"}
+_TRAINING = _LEARNING | _CONFIG | {"nets", "envs", "loop"}
 MAY_IMPORT = {
     "_version": set(),
     "extras": set(),
     "types": set(),
-    "core": {"types"},
-    "tabular": {"types", "core"},
-    "config": {"types", "core", "_version"},
-    "presets": {"types", "core", "config"},
+    "settings": set(),
     "runfiles": set(),
-    "nets": {"types", "core"} | _SETTINGS,
+    "core": {"types"},
+    "criteria": {"types", "core", "settings"},
+    "algos": {"types", "core", "settings"},
+    "tabular": {"types", "core", "criteria"},
     "envs": {"types", "core", "tabular", "extras"},
-    "train": _TRAINING,
-    "report": _SETTINGS,
+    "config": _LEARNING | {"_version"},
+    "nets": {"types", "core"} | _CONFIG,
+    "loop": _TRAINING,
+    "report": _CONFIG,
     "run": _TRAINING | {"tabular"},
     "studies": _TRAINING | {"tabular", "run"},
     "bench": _TRAINING | {"tabular", "run"},
@@ -41,13 +44,13 @@ MAY_IMPORT = {
     "__init__": _TRAINING | {"tabular", "run"},
 }
 # Networks are built from the description of an environment; the preset for an environment is named by its backend.
-EXCEPTIONS = {("nets", "nextpolicy.envs.base"), ("presets", "nextpolicy.envs.registry")}
-SUITES = {"gymnax", "brax", "gymnasium", "ale_py", "ray", "wandb", "tensorboardX", "jinja2"}
+EXCEPTIONS = {("nets", "nextpolicy.envs.base"), ("config", "nextpolicy.envs.registry")}
+BACKENDS = {"gymnax", "brax", "gymnasium", "ale_py", "ray", "wandb", "tensorboardX", "jinja2"}
 CORE_LIBRARIES = {"jax", "numpy", "nextpolicy"} | sys.stdlib_module_names
 
 
 def part_of(module: str) -> str:
-    """The part a dotted module name belongs to: `nextpolicy.criteria.stable_values` to `core`, `nextpolicy` to `__init__`."""
+    """The part a dotted module name belongs to: `nextpolicy.core.losses` to `core`."""
     names = module.split(".")
     return names[1] if len(names) > 1 else "__init__"
 
@@ -62,7 +65,7 @@ def imported_modules(node: ast.AST, module: str, is_package: bool) -> list[str]:
     if node.level:
         parents = module.split(".") if is_package else module.split(".")[:-1]
         base = ".".join([*parents[: len(parents) - node.level + 1], *([base] if base else [])])
-    # `from nextpolicy import core` loads a part; `from nextpolicy.core import gate` belongs to the part named.
+    # `from nextpolicy import core` loads a part; `from nextpolicy.core import returns` belongs to the part named.
     return [f"{base}.{alias.name}" for alias in node.names] if base == "nextpolicy" else [base]
 
 
@@ -91,7 +94,7 @@ def complaints(source: str, module: str, is_package: bool = False) -> list[str]:
             top = name.split(".")[0]
             if top == "nextpolicy":
                 wanted = part_of(name)
-                exported = wanted not in MAY_IMPORT and name.count(".") == 1  # a name, such as nextpolicy.train_run
+                exported = wanted not in MAY_IMPORT and name.count(".") == 1  # a name, such as nextpolicy.train
                 wanted = "__init__" if exported else wanted
                 if wanted != part and wanted not in MAY_IMPORT[part] and (part, name) not in EXCEPTIONS:
                     found.append(f"{module}:{node.lineno}: {part} may not import {name}")
@@ -99,7 +102,7 @@ def complaints(source: str, module: str, is_package: bool = False) -> list[str]:
                 found.append(f"{module}:{node.lineno}: {part} may not import {name}")
     for node in nodes_run_on_import(tree):
         for name in imported_modules(node, module, is_package):
-            if name.split(".")[0] in SUITES:
+            if name.split(".")[0] in BACKENDS:
                 found.append(f"{module}:{node.lineno}: {name} must be imported where it is used, not at the top")
     return found
 
@@ -150,18 +153,18 @@ def test_imports_point_one_way(module, file):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("nextpolicy.criteria.stable_values", "from nextpolicy.train import update"),
-        ("nextpolicy.criteria.stable_values", "from nextpolicy import train"),
-        ("nextpolicy.criteria.stable_values", "import nextpolicy.loop.round as u"),
-        ("nextpolicy.criteria.stable_values", "import nextpolicy"),
-        ("nextpolicy.criteria.stable_values", "from ..train import update"),
-        ("nextpolicy.criteria.stable_values", "from .. import train"),
-        ("nextpolicy.criteria.stable_values", "def f():\n    from nextpolicy.envs import base"),
-        ("nextpolicy.criteria.stable_values", "import pandas"),
-        ("nextpolicy.criteria.stable_values", "import optax"),
+        ("nextpolicy.core.losses", "from nextpolicy.loop import round"),
+        ("nextpolicy.core.losses", "from nextpolicy import loop"),
+        ("nextpolicy.core.losses", "import nextpolicy.loop.round as u"),
+        ("nextpolicy.core.losses", "import nextpolicy"),
+        ("nextpolicy.core.losses", "from ..loop import round"),
+        ("nextpolicy.core.losses", "from .. import loop"),
+        ("nextpolicy.core.losses", "def f():\n    from nextpolicy.envs import base"),
+        ("nextpolicy.core.losses", "import pandas"),
+        ("nextpolicy.core.losses", "import optax"),
         ("nextpolicy.types", "from nextpolicy.core import check"),
         ("nextpolicy.tabular.mdp", "from nextpolicy.envs import base"),
-        ("nextpolicy.nets.build", "from nextpolicy.train import state"),
+        ("nextpolicy.nets.build", "from nextpolicy.loop import state"),
         ("nextpolicy.nets.build", "from nextpolicy.envs.brax import make"),
         ("nextpolicy.envs.base", "from nextpolicy.nets.build import build"),
         ("nextpolicy.envs.base", "from nextpolicy.run import metrics"),
@@ -173,7 +176,7 @@ def test_imports_point_one_way(module, file):
         ("nextpolicy.run.api", "from nextpolicy.bench import comparison"),
         ("nextpolicy.experiments.engines", "from nextpolicy.cli import suite"),
         ("nextpolicy.report.html", "from nextpolicy.cli import parsing"),
-        ("nextpolicy.report.tables", "from nextpolicy.train import state"),
+        ("nextpolicy.report.tables", "from nextpolicy.loop import state"),
         ("nextpolicy.report.tables", "from nextpolicy.envs import base"),
         ("nextpolicy.report.tables", "from nextpolicy.nets import build"),
         ("nextpolicy.envs.gymnax", "import gymnax"),
@@ -191,13 +194,16 @@ def test_a_wrong_import_is_noticed(module, source):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("nextpolicy.criteria.stable_values", "import math\nimport jax.numpy as jnp\nfrom nextpolicy.core import check"),
-        ("nextpolicy.criteria.stable_values", "from . import check\nfrom ..types import Array"),
-        ("nextpolicy.loop.round", "from nextpolicy.core import gate\nfrom nextpolicy import nets"),
+        (
+            "nextpolicy.core.losses",
+            "import math\nimport jax.numpy as jnp\nfrom nextpolicy.core import check",
+        ),
+        ("nextpolicy.core.losses", "from . import check\nfrom ..types import Array"),
+        ("nextpolicy.loop.round", "from nextpolicy.core import returns\nfrom nextpolicy import nets"),
         ("nextpolicy.envs.gymnax", "def make():\n    import gymnax\n    return gymnax.make"),
         ("nextpolicy.envs.gymnax", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import gymnax"),
-        ("nextpolicy.report.tables", "import pandas\nfrom nextpolicy import presets"),
-        ("nextpolicy.studies.theory", "from nextpolicy.tabular import mdp\nfrom nextpolicy.train import update"),
+        ("nextpolicy.report.tables", "import pandas\nfrom nextpolicy.config import presets"),
+        ("nextpolicy.studies.theory", "from nextpolicy.tabular import mdp\nfrom nextpolicy.loop import round"),
     ],
 )
 def test_a_right_import_is_not(module, source):
@@ -239,6 +245,6 @@ def test_a_long_cycle_is_noticed_and_a_diamond_is_not():
 
 
 def test_importing_the_package_loads_no_suite():
-    code = f"import sys, nextpolicy; print(*sorted({SUITES!r} & set(sys.modules)))"
+    code = f"import sys, nextpolicy; print(*sorted({BACKENDS!r} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert result.stdout.split() == []

@@ -8,10 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from nextpolicy.config import presets
 from nextpolicy.bench import peers, process
 from nextpolicy.bench.measure import take
-from nextpolicy.config import ConfigError
+from nextpolicy.config import ConfigError, presets
 
 WORK = {"num_envs": "4", "rollout_length": "8", "minibatch_size": "16", "total_env_steps": "320", "hidden": "8,8"}
 PLAIN = {"normalise_obs": "false", "normalise_reward": "false", "hidden": "64,64"}

@@ -229,7 +229,7 @@ def test_action_sets_and_the_paper_settings():
     wanted |= {"episodic_life": True, "clip_reward": False, "full_action_space": False}
     assert {k: options[k] for k in wanted} == wanted
     config = presets.build("atari/Breakout")
-    assert (config.net.torso, config.environment.num_envs, config.ppo.gamma) == ("impala", 64, 0.995)
+    assert (config.net.torso, config.environment.num_envs, config.algorithm.gamma) == ("impala", 64, 0.995)
 
 
 def test_the_picture_is_of_the_same_game():

@@ -24,7 +24,7 @@ def test_the_suites_are_those_of_the_paper():
     assert (members["brax"], members["atari"], members["minatar"]) == (36, 15, 24)
     assert members["minatar-tuning"] == 36  # 4 thresholds x 3 bounds x 3 seeds
     assert SUITES["brax"].config("brax/ant").run.total_env_steps == 50_000_000
-    assert SUITES["minatar"].config("gymnax/Asterix-MinAtar").ppo.clip == 0.1
+    assert SUITES["minatar"].config("gymnax/Asterix-MinAtar").algorithm.clip == 0.1
 
 
 @pytest.mark.parametrize("name", SUITES)

@@ -16,8 +16,7 @@ import pandas as pd
 import pytest
 
 import nextpolicy
-from nextpolicy.config import presets
-from nextpolicy.config import FIELDS, ConfigError, TrainConfig
+from nextpolicy.config import FIELDS, ConfigError, TrainConfig, presets
 from nextpolicy.criteria.stable_values import GateStats
 from nextpolicy.envs import build as envs
 from nextpolicy.run.folder import RunError
@@ -242,7 +241,7 @@ def test_ones_own_environment_networks_and_criterion(tmp_path: Path) -> None:
         "actor": Actor(),
         "critic": Critic(),
         "criterion": EveryOther(),
-        "gate_params": np.asarray([2, 5], np.int32),
+        "criterion_params": np.asarray([2, 5], np.int32),
     }
     fields = {**SMALL, "seeds": 2, "learning_rate": 0.05, "learning_rate_final": 0.05, "total_env_steps": 32 * 30}
     env = Corridor()
@@ -307,7 +306,7 @@ def test_configuration_round_trips_through_the_command_line() -> None:
     parsed = vars(parser().parse([*words, "--env-options", "a=1", "b=two", "--layer-norm", "yes"]))
     config = TrainConfig().replace(**{k: v for k, v in parsed.items() if k in FIELDS})
     assert config.net.hidden == (8, 9)
-    assert config.ppo.value_clip == float("inf")
+    assert config.algorithm.value_clip == float("inf")
     assert config.run.seeds == (0, 1, 2)
     assert config.run.sweep == {"lam": (0.9, 0.95), "gamma": (0.5,)}
     assert config.environment.env_options == {"a": 1, "b": "two"}

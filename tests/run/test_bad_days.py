@@ -22,8 +22,8 @@ import pytest
 
 import nextpolicy
 from nextpolicy import runfiles
-from nextpolicy.config import presets
 from nextpolicy.cli import main as cli
+from nextpolicy.config import presets
 from nextpolicy.experiments.deadline import Deadline
 from nextpolicy.run import checkpoint, interrupt, training
 from nextpolicy.run.block import TrainingError

@@ -14,17 +14,16 @@ import pytest
 import nextpolicy
 from nextpolicy import config as configuration
 from nextpolicy import runfiles
-from nextpolicy.config import presets
 from nextpolicy.cli import main as cli
-from nextpolicy.config import FIELDS, ConfigError, NetConfig, PPOConfig, RunConfig, TrainConfig
+from nextpolicy.config import FIELDS, ConfigError, NetConfig, PPOConfig, RunConfig, TrainConfig, presets
 from nextpolicy.experiments import catalogue
 from nextpolicy.experiments.suite import SuiteError
 from nextpolicy.experiments.task import Task, state_of
+from nextpolicy.loop import population
 from nextpolicy.report import runs as report
 from nextpolicy.run import api, metrics, training
 from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.run import Run
-from nextpolicy.train import device_loop
 
 SMALL = {"total_env_steps": 64 * 6, "num_envs": 8, "rollout_length": 8, "minibatch_size": 32, "hidden": (8,)}
 SIMPLE = {"epochs": 1, "minibatch_size": 64, "algo": "ppo"}  # compiles sooner
@@ -96,7 +95,7 @@ def test_wrong_types_are_refused_from_python(wrong: Callable[[], Any]) -> None:
 
 def test_what_was_right_is_taken_as_it_was() -> None:
     made = presets.build("four-rooms", num_envs=np.int64(16), gamma=np.float32(0.5), total_env_steps="1e6", seeds="3,5")
-    assert (made.environment.num_envs, made.ppo.gamma, made.run.total_env_steps) == (16, 0.5, 1_000_000)
+    assert (made.environment.num_envs, made.algorithm.gamma, made.run.total_env_steps) == (16, 0.5, 1_000_000)
     assert made.run.seeds == (3, 5)
     assert presets.build("four-rooms", seeds=np.arange(3)).run.seeds == (0, 1, 2)
     assert presets.build("four-rooms", total_env_steps=str(10**11 - 1)).run.total_env_steps == 10**11 - 1
@@ -327,7 +326,7 @@ def test_help_is_a_command(capsys: pytest.CaptureFixture) -> None:
     ],
 )
 def test_where_the_size_does_not_divide_minibatches_are_as_many(preset: str, fields: dict[str, Any], size: int) -> None:
-    assert presets.build("probe/action", preset=preset, **fields).ppo.minibatch_size == size
+    assert presets.build("probe/action", preset=preset, **fields).algorithm.minibatch_size == size
 
 
 def test_a_size_of_the_users_that_does_not_divide_is_refused() -> None:
@@ -357,9 +356,9 @@ def test_a_run_of_a_gpu_can_be_loaded_on_a_cpu(tmp_path: Path) -> None:
 
 
 def test_modes_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [device_loop.population_mode(m) for m in ("auto", "map", "force-vmap")] == ["map", "map", "vmap"]
-    monkeypatch.setattr(device_loop.jax, "default_backend", lambda: "gpu")
-    assert [device_loop.population_mode(m) for m in ("auto", "map", "vmap")] == ["vmap", "map", "vmap"]
+    assert [population.population_mode(m) for m in ("auto", "map", "force-vmap")] == ["map", "map", "vmap"]
+    monkeypatch.setattr(population.jax, "default_backend", lambda: "gpu")
+    assert [population.population_mode(m) for m in ("auto", "map", "vmap")] == ["vmap", "map", "vmap"]
 
 
 @pytest.mark.allow_rank_promotion
@@ -375,14 +374,14 @@ def test_the_name_of_the_mode_does_not_change_the_program(monkeypatch: pytest.Mo
         def lower(function: Any, arguments: Any, donated: int) -> Any:
             raise Seen(function.lower(*arguments).as_text())
 
-        devices = device_loop.jax.devices()[:1]
-        program = device_loop.build_program(job.setup, job.hypers, capacity=4, devices=devices, lower=lower)
+        devices = population.jax.devices()[:1]
+        program = population.build_program(job.setup, job.env, job.hypers, capacity=4, devices=devices, lower=lower)
         with pytest.raises(Seen) as caught:
             program.init(job.seeds)
         return str(caught.value)
 
     forced, alone = text_of("force-vmap"), text_of("map")
     with monkeypatch.context() as patch:
-        patch.setattr(device_loop, "population_mode", lambda mode: mode)
+        patch.setattr(population, "population_mode", lambda mode: mode)
         assert text_of("vmap") == forced
     assert alone != forced

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nextpolicy.config import presets
-from nextpolicy.config import ConfigError, Member, TrainConfig
+from nextpolicy.config import ConfigError, Member, TrainConfig, presets
 from nextpolicy.run import metrics, sinks
 
 CONFIG = {"algo": ("ppo", "sv-dynamic"), "seeds": (3, 5), "sweep": {"lam": (0.9, 0.95)}}

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 from gymnax.environments.classic_control.cartpole import CartPole
 
-from nextpolicy.config import presets
-from nextpolicy.config import TrainConfig
+from nextpolicy.config import TrainConfig, presets
 from nextpolicy.core import gate, losses, minibatch
 from nextpolicy.nets import build, heads, torsos
 from nextpolicy.run import traced
@@ -211,7 +210,7 @@ def train(job: Any) -> Any:
     program = job.program()
     state, _, _ = program.block(program.init(job.seeds), 2)
     state, metrics, _ = program.block(state, 1)
-    return jax.device_get((state.agent.params, metrics))
+    return jax.device_get((state.agent.learner.params, metrics))
 
 
 @pytest.mark.allow_rank_promotion
@@ -243,7 +242,7 @@ def test_only_what_a_configuration_says_in_full_is_kept(tmp_path: Path, monkeypa
     assert not make_job(config, actor=nn.Dense(2)).by_name
     assert not make_job(config, critic=heads.ValueHead()).by_name
     assert not make_job(config, criterion=gate).by_name
-    assert not make_job(config, gate_params=make_job(config).hypers.gate).by_name
+    assert not make_job(config, criterion_params=make_job(config).hypers.gate).by_name
     before = jax.config.jax_compilation_cache_dir
     monkeypatch.setenv("NEXTPOLICY_KEEP_TRACED", "1")
     try:

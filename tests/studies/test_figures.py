@@ -40,7 +40,7 @@ def test_dots_are_the_accepted_rounds(study, seed):
 def test_threshold_and_optimum_lie_where_they_should(study):
     figure = figures.learning_curves(study, 0)
     (threshold,) = with_gid(figure, "threshold")
-    assert list(threshold.get_ydata()) == [study.config.gate.delta_v] * 2 == [0.1, 0.1]
+    assert list(threshold.get_ydata()) == [study.config.criterion.delta_v] * 2 == [0.1, 0.1]
     assert threshold.axes is figure.axes[3]
     (optimal,) = with_gid(figure, "optimal")
     assert optimal.get_ydata()[0] == pytest.approx(0.8305, abs=1e-4)

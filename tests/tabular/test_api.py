@@ -196,7 +196,7 @@ def test_bad_arguments(rng):
     gated = lambda **changes: api.sv_api(  # noqa: E731
         **(
             {"mdp": mdp, "pi": pi, "evaluate": exact, "improve": greedy, "rounds": 1, "rng": rng}
-            | {"gate_params": GateParams.ppo()}
+            | {"criterion_params": GateParams.ppo()}
             | changes
         )
     )

@@ -87,9 +87,10 @@ class GateParams(Settings):
         decay_k_max: bool | Array = False,
     ) -> GateParams:
         """Accept after k_min stable rounds in a row, and at the latest after k_max rounds."""
+        made = cls(delta_v, k_min, k_max, decay_fraction, decay_k_max)  # type: ignore[arg-type]
         if isinstance(k_max, int | float | np.number):
             check.number("k_min", k_min, 1, float(k_max), rule=": k_min may not exceed k_max")
-        return cls(delta_v, k_min, k_max, decay_fraction, decay_k_max)  # type: ignore[arg-type]
+        return made
 
 
 class GateState(NamedTuple):

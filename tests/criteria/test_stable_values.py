@@ -13,10 +13,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nextpolicy.core import gate
-from nextpolicy.criteria.stable_values import GateParams, GateState
+from nextpolicy.criteria import CRITERIA, Criterion
+from nextpolicy.criteria.stable_values import GateParams, GateState, StableValues
+from nextpolicy.types import Evidence
 
 INF, NAN = float("inf"), float("nan")
+gate = StableValues()
+
+
+def evidence(diff, scale) -> Evidence:
+    """A round in which both kinds of diff are the same."""
+    return Evidence(*map(jnp.asarray, (diff, diff, scale, 0.0, 0.0, 0.0, 1.0)))
+
+
+def update(state, diff, scale, params, progress) -> tuple[GateState, Any, dict[str, Any]]:
+    return gate.update(state, evidence(diff, scale), params, progress)
+
+
+def is_stable(metrics) -> np.ndarray:
+    return np.asarray(metrics["stable_rounds"]) > 0
 
 
 def drive(criterion, diffs, scales, params) -> Any:
@@ -25,7 +40,7 @@ def drive(criterion, diffs, scales, params) -> Any:
 
     def one_round(state, inputs):
         round_index, diff, scale = inputs
-        state, accept, stats = criterion.update(state, diff, scale, params, round_index / rounds)
+        state, accept, stats = criterion.update(state, evidence(diff, scale), params, round_index / rounds)
         return state, (accept, stats)
 
     inputs = (jnp.arange(rounds), jnp.asarray(diffs, jnp.float32), jnp.asarray(scales, jnp.float32))
@@ -104,19 +119,19 @@ def test_stable_rounds_must_be_in_a_row():
 
 
 def test_a_difference_exactly_at_the_threshold_is_stable():
-    _, accept, stats = gate.update(gate.init(), 0.5, 2.0, GateParams.dynamic(0.25), 0.0)
+    _, accept, stats = update(gate.init(), 0.5, 2.0, GateParams.dynamic(0.25), 0.0)
     assert bool(accept)
-    assert float(stats.diff_over_threshold) == 1.0
+    assert float(stats["diff_over_threshold"]) == 1.0
 
 
 def test_the_statistics_are_those_of_the_decision_and_the_counters_return_to_zero():
     state = GateState(jnp.asarray(6), jnp.asarray(1))
-    new, accept, stats = gate.update(state, 1.0, 8.0, GateParams.dynamic(0.5, k_min=2, k_max=33), 0.5)
-    assert (bool(accept), bool(stats.stable), bool(stats.finite)) == (True, True, True)
-    assert (int(stats.rounds_held), int(stats.stable_rounds)) == (7, 2)
-    assert (float(stats.k_min), float(stats.k_max), float(stats.diff_over_threshold)) == (2, 33, 0.25)
+    new, accept, stats = update(state, 1.0, 8.0, GateParams.dynamic(0.5, k_min=2, k_max=33), 0.5)
+    assert bool(accept)
+    assert int(stats["stable_rounds"]) == 2
+    assert (float(stats["k_min"]), float(stats["k_max"]), float(stats["diff_over_threshold"])) == (2, 33, 0.25)
     assert (int(new.rounds_held), int(new.stable_rounds)) == (0, 0)
-    held, accept, _ = gate.update(state, 9.0, 8.0, GateParams.dynamic(0.5, k_min=2, k_max=33), 0.5)
+    held, accept, _ = update(state, 9.0, 8.0, GateParams.dynamic(0.5, k_min=2, k_max=33), 0.5)
     assert (bool(accept), int(held.rounds_held), int(held.stable_rounds)) == (False, 7, 0)
 
 
@@ -139,7 +154,7 @@ def exact_k(k: int, decay_fraction: Fraction, progress: Fraction) -> int:
 def test_decay_equals_exact_fractions_in_every_round(rounds, k_min, k_max, decay_fraction):
     params = GateParams.dynamic(0.1, k_min, k_max, float(decay_fraction), decay_k_max=True)
     _, stats = run_gate(jnp.ones(rounds), jnp.ones(rounds), params)
-    for k, got in ((k_min, stats.k_min), (k_max, stats.k_max)):
+    for k, got in ((k_min, stats["k_min"]), (k_max, stats["k_max"])):
         assert np.asarray(got).tolist() == [exact_k(k, decay_fraction, Fraction(i, rounds)) for i in range(rounds)]
 
 
@@ -147,26 +162,26 @@ def test_decay_equals_exact_fractions_in_every_round(rounds, k_min, k_max, decay
 def test_decay_is_exact_outside_jit_too(rounds):
     # The compiler may order the arithmetic so that its last bits come out right by luck; step by step they do not.
     params = GateParams.dynamic(0.1, 9, 33, 0.3, decay_k_max=True)
-    stats = gate.update(gate.init(), 1.0, 1.0, params, jnp.arange(rounds) / rounds)[2]
-    for k, got in ((9, stats.k_min), (33, stats.k_max)):
+    stats = update(gate.init(), 1.0, 1.0, params, jnp.arange(rounds) / rounds)[2]
+    for k, got in ((9, stats["k_min"]), (33, stats["k_max"])):
         expected = [exact_k(k, Fraction(3, 10), Fraction(i, rounds)) for i in range(rounds)]
         assert np.asarray(got).tolist() == expected
 
 
 def test_nine_falls_to_one_over_a_fifth_of_training():
     _, stats = run_gate(jnp.ones(1000), jnp.ones(1000), GateParams.dynamic(0.1, 9, 33, 0.2))
-    k_min = np.asarray(stats.k_min)
+    k_min = np.asarray(stats["k_min"])
     assert k_min[0] == 9
     assert set(np.diff(k_min)) == {0, -1}
     assert np.flatnonzero(np.diff(k_min)).tolist() == [24, 49, 74, 99, 124, 149, 174, 199]
     assert np.all(k_min[200:] == 1)
-    assert np.all(np.asarray(stats.k_max) == 33)
+    assert np.all(np.asarray(stats["k_max"]) == 33)
 
 
 def test_without_a_decay_fraction_nothing_falls():
     _, stats = run_gate(jnp.ones(50), jnp.ones(50), GateParams.dynamic(0.1, 9, 33, 0.0, decay_k_max=True))
-    assert np.all(np.asarray(stats.k_min) == 9)
-    assert np.all(np.asarray(stats.k_max) == 33)
+    assert np.all(np.asarray(stats["k_min"]) == 9)
+    assert np.all(np.asarray(stats["k_max"]) == 33)
 
 
 @pytest.mark.parametrize(("diff", "scale"), [(NAN, 1.0), (1.0, NAN), (INF, 1.0), (0.0, INF), (0.0, NAN), (-INF, 1.0)])
@@ -174,28 +189,27 @@ def test_without_a_decay_fraction_nothing_falls():
 def test_what_is_not_finite_is_never_stable_but_reported_and_k_max_still_opens(diff, scale, delta_v):
     accept, stats = run_gate(jnp.full(8, diff), jnp.full(8, scale), GateParams.dynamic(delta_v, 1, 4))
     assert np.flatnonzero(accept).tolist() == [3, 7]
-    assert not np.any(stats.stable)
-    assert not np.any(stats.finite)
-    assert not np.any(np.asarray(stats.diff_over_threshold) <= 1)
+    assert not np.any(is_stable(stats))
+    assert not np.any(np.asarray(stats["diff_over_threshold"]) <= 1)
 
 
 def test_one_bad_round_breaks_the_row_of_stable_ones():
     accept, stats = run_gate(jnp.array([0.0, NAN, 0.0, 0.0]), jnp.ones(4), GateParams.dynamic(0.5, 2, 9))
     assert np.flatnonzero(accept).tolist() == [3]
-    assert np.asarray(stats.finite).tolist() == [True, False, True, True]
+    assert np.isnan(np.asarray(stats["diff_over_threshold"])).tolist() == [False, True, False, False]
 
 
 @pytest.mark.parametrize("diff", [0.0, 3.0])
 def test_an_infinite_threshold_calls_a_scale_of_zero_stable(diff):
-    _, accept, stats = gate.update(gate.init(), diff, 0.0, GateParams.dynamic(INF, 1, 33), 0.0)
-    assert (bool(accept), bool(stats.stable), float(stats.diff_over_threshold)) == (True, True, 0.0)
+    _, accept, stats = update(gate.init(), diff, 0.0, GateParams.dynamic(INF, 1, 33), 0.0)
+    assert (bool(accept), bool(is_stable(stats)), float(stats["diff_over_threshold"])) == (True, True, 0.0)
 
 
 def test_a_finite_threshold_with_a_scale_of_zero_takes_only_a_difference_of_zero():
     params = GateParams.dynamic(0.5, 1, 33)
-    nothing_moved = gate.update(gate.init(), 0.0, 0.0, params, 0.0)[2]
-    assert (bool(nothing_moved.stable), float(nothing_moved.diff_over_threshold)) == (True, 0.0)
-    assert not bool(gate.update(gate.init(), 1e-6, 0.0, params, 0.0)[2].stable)
+    nothing_moved = update(gate.init(), 0.0, 0.0, params, 0.0)[2]
+    assert (bool(is_stable(nothing_moved)), float(nothing_moved["diff_over_threshold"])) == (True, 0.0)
+    assert not is_stable(update(gate.init(), 1e-6, 0.0, params, 0.0)[2])
 
 
 MIXTURE = [
@@ -225,9 +239,9 @@ def test_a_population_mixes_ppo_static_and_dynamic_in_one_program():
 
 def test_batched_parameters_work_without_mapping():
     params = GateParams(delta_v=jnp.array([INF, 0.5]), k_min=jnp.array([1, 2]), k_max=jnp.array([1, 33]))
-    state, accept, _ = gate.update(gate.init(), 0.1, 1.0, params, 0.0)
+    state, accept, _ = update(gate.init(), 0.1, 1.0, params, 0.0)
     assert accept.tolist() == [True, False]
-    assert gate.update(state, 0.1, 1.0, params, 0.1)[1].tolist() == [True, True]
+    assert update(state, 0.1, 1.0, params, 0.1)[1].tolist() == [True, True]
 
 
 class SmallestYet(NamedTuple):
@@ -238,20 +252,36 @@ class SmallestYet(NamedTuple):
     def init(self):
         return jnp.asarray(jnp.inf)
 
-    def update(self, state, diff, scale, params, progress):
-        accept = diff < state - self.tolerance
-        blank = jnp.zeros(())
-        stats = gate.GateStats(blank, accept, jnp.isfinite(diff), blank, blank, blank, blank)
-        return jnp.minimum(state, diff), accept, stats
+    def update(self, state, evidence, params, progress):
+        accept = evidence.diff_target < state - self.tolerance
+        smallest = jnp.minimum(state, evidence.diff_target)
+        return smallest, accept, {"smallest": smallest}
 
 
 def test_a_criterion_of_ones_own_works_by_the_same_call():
-    criterion: gate.Criterion = SmallestYet(tolerance=0.1)
+    criterion: Criterion = SmallestYet(tolerance=0.1)
     accept, stats = jax.jit(lambda d, s: drive(criterion, d, s, None))(
         jnp.array([3.0, 4.0, 2.0, 1.95, 1.0]), jnp.ones(5)
     )
     assert np.flatnonzero(accept).tolist() == [0, 2, 4]
-    assert np.all(np.asarray(stats.finite))
+    assert np.asarray(stats["smallest"]).tolist() == pytest.approx([3.0, 3.0, 2.0, 1.95, 1.0])
+
+
+def test_the_kind_of_diff_is_a_setting() -> None:
+    seen = Evidence(*map(jnp.float32, (1.0, 3.0, 4.0, 0.0, 0.0, 0.0, 1.0)))
+    for kind, diff in (("target", 1.0), ("network", 3.0)):
+        params = GateParams(0.5, 1, 9, diff_kind=kind)
+        _, accept, metrics = gate.update(gate.init(), seen, params, 0.0)
+        assert (float(metrics["diff"]), bool(accept)) == (diff, diff <= 2.0)
+
+
+def test_the_gate_is_registered_under_its_name() -> None:
+    assert CRITERIA["stable-values"] is StableValues
+
+
+def test_a_member_that_updates_periodically_reports_the_gate_of_that_period() -> None:
+    periodic = GateParams(0.1, 2, 9, 0.3, decay_k_max=True, diff_kind="network").periodic(4)
+    assert periodic == GateParams(INF, 4, 4, diff_kind="network")
 
 
 @pytest.mark.parametrize(

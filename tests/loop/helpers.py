@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from nextpolicy.config import TrainConfig
-from nextpolicy.run.job import Job, make_job
 from nextpolicy.loop.population import Program, build_program
+from nextpolicy.run.job import Job, make_job
 
 TINY: dict[str, Any] = {
     "env": "probe/action-observation",
@@ -32,7 +32,7 @@ def tiny(**fields: Any) -> TrainConfig:
 def build(config: TrainConfig, capacity: int = CAPACITY, **custom: Any) -> tuple[Job, Program]:
     """The program on one device, with its own room for metrics."""
     job = make_job(config, **custom)
-    return job, build_program(job.setup, job.hypers, capacity=capacity, devices=jax.devices()[:1])
+    return job, build_program(job.setup, job.env, job.hypers, capacity=capacity, devices=jax.devices()[:1])
 
 
 def run(job: Job, program: Program, blocks: list[int]) -> tuple[Any, dict[str, np.ndarray]]:

@@ -48,8 +48,10 @@ def learned(env: str, obs: list[float], **fields: Any) -> list[tuple[np.ndarray,
     results = []
     for i in range(2):
         agent = member(state.agent, i)
-        policy = job.setup.networks.policy(PolicySnapshot(agent.params["actor"], agent.obs_stats))(at)
-        results.append((np.asarray(job.setup.networks.value(agent.params, agent.obs_stats)(at)), policy))
+        policy = job.setup.networks.policy(PolicySnapshot(agent.learner.params["actor"], agent.learner.obs_stats))(at)
+        results.append(
+            (np.asarray(job.setup.networks.value(agent.learner.params, agent.learner.obs_stats)(at)), policy)
+        )
     return results
 
 

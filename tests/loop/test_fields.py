@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from nextpolicy.config import FIELDS, TrainConfig
-from nextpolicy.run.job import make_job
 from nextpolicy.loop.population import member_init, member_round
+from nextpolicy.run.job import make_job
 
 from .helpers import build, differ, fetch, run, tiny
 
@@ -67,7 +67,8 @@ STATIC: dict[str, tuple[Any, dict[str, Any]]] = {
     "epochs": (1, {}),
     "minibatch_size": (32, {}),
     "adam_eps": (1e-2, {}),
-    "advantage_kind": ("next", {}),
+    "reward_clip": (0.5, {}),
+    "advantage_kind": ("retrace", {}),
     "advantage_norm": ("standardise", {}),
     "truncation": ("terminal", {}),
     "diff_kind": ("network", {**DYNAMIC, "delta_v": 0.05, "k_min": 1}),
@@ -87,11 +88,12 @@ def configuration(**fields: Any) -> TrainConfig:
 @functools.cache
 def compiled(config_json: str) -> Any:
     """hypers -> agent after all rounds; numbers that are traced share one compilation."""
-    setup = make_job(TrainConfig.from_flat(json.loads(config_json))).setup
+    job = make_job(TrainConfig.from_flat(json.loads(config_json)))
+    setup, env = job.setup, job.env
 
     def learn(hypers: Any) -> Any:
-        state = member_init(setup, hypers, jnp.uint32(0))
-        return jax.lax.fori_loop(0, ROUNDS, lambda _, s: member_round(setup, hypers, s)[0], state).agent
+        state = member_init(setup, env, jnp.uint32(0))
+        return jax.lax.fori_loop(0, ROUNDS, lambda _, s: member_round(setup, env, hypers, s)[0], state).agent
 
     # How fast the answer comes does not matter here, how fast it compiles does: this is three times as fast.
     return jax.jit(learn, compiler_options={"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False})
@@ -102,13 +104,13 @@ def outcome(config: TrainConfig) -> Any:
     hypers = jax.tree.map(lambda x: jnp.asarray(x[0]), job.hypers)
     static = config.replace(**{name: TrainConfig().value(name) for name in TRACED})
     agent = fetch(compiled(static.to_json())(hypers))
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(agent.params))
-    return agent.params, agent.target.params
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(agent.learner.params))
+    return agent.learner.params, agent.target.params
 
 
 def test_every_field_is_listed_once() -> None:
-    groups = {"environment", "net", "ppo", "gate"}
-    fields = {name for name, info in FIELDS.items() if info.group in groups}
+    sections = {"environment", "net", "algorithm", "criterion"}
+    fields = {name for name, info in FIELDS.items() if info.section in sections} | {"algo", "static_k"}
     listed = [*TRACED, *STATIC, *NOT_HERE]
     assert sorted(listed) == sorted(fields)
     assert {n for n in TRACED if n != "algo"} == {n for n, info in FIELDS.items() if info.traced}
@@ -143,7 +145,7 @@ def test_warm_up_matters() -> None:
     states = {}
     for steps in (0, 8):
         states[steps], _ = run(*build(configuration(warmup_steps=steps, normalise_obs=True)), [1])
-    assert differ(states[0].agent.params, states[8].agent.params)
+    assert differ(states[0].agent.learner.params, states[8].agent.learner.params)
     # One round of 32 steps, and 8 steps of 4 environments before it.
-    assert states[0].agent.obs_stats.samples == 32
-    assert states[8].agent.obs_stats.samples == 64
+    assert states[0].agent.learner.obs_stats.samples == 32
+    assert states[8].agent.learner.obs_stats.samples == 64

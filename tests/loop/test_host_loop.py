@@ -22,14 +22,14 @@ from nextpolicy.cli.main import main as cli
 from nextpolicy.config import FIELDS, ConfigError
 from nextpolicy.core import running_stats
 from nextpolicy.envs.base import Box, EnvSpec, HostEnvError
+from nextpolicy.loop import host_loop
+from nextpolicy.loop.collect import random_actions
+from nextpolicy.loop.host_collect import Log, padded
+from nextpolicy.loop.host_loop import HostLoop
 from nextpolicy.run import checkpoint
 from nextpolicy.run.folder import RunFolder
 from nextpolicy.run.job import make_job
 from nextpolicy.run.training import run_job
-from nextpolicy.train import host_loop
-from nextpolicy.loop.host_collect import Log, padded
-from nextpolicy.loop.host_loop import HostLoop
-from nextpolicy.loop.collect import random_actions
 
 from .helpers import TINY, assert_close, assert_same, fetch, member, tiny
 
@@ -74,7 +74,7 @@ def job_of(env_fn: Any, autoreset: str = "same-step", options: dict[str, Any] | 
 
 
 def loop_of(job: Any) -> HostLoop:
-    return HostLoop(job.setup, job.hypers, job.host, job.seeds)
+    return HostLoop(job.setup, job.hypers, job.env, job.seeds)
 
 
 def train(job: Any, blocks: list[int], loop: HostLoop | None = None) -> tuple[Any, dict[str, np.ndarray]]:
@@ -96,10 +96,10 @@ def collected(job: Any) -> tuple[Any, Any, np.ndarray]:
     agent = member(loop.init(job.seeds).agent, 0)
     worker = loop.workers[0]
     worker.start(0)
-    agent, noise = loop.compiled.begin(agent, explore=False)
-    buffer, log = worker.collect(loop.compiled, agent.behaviour, noise, loop._room(agent, worker), False)
+    _, behaviour, noise = loop.compiled.begin(agent, explore=False)
+    buffer, log = worker.collect(loop.compiled, behaviour, noise, loop._room(behaviour, worker), False)
     loop.close()
-    next_obs = loop.compiled.successors(buffer, *padded(log, worker)) if job.host.resets_in_step else buffer.obs[1:]
+    next_obs = loop.compiled.successors(buffer, *padded(log, worker)) if job.env.resets_in_step else buffer.obs[1:]
     return buffer, log, np.asarray(next_obs)
 
 
@@ -110,10 +110,10 @@ def test_successors_are_true_when_the_reset_is_within_the_step(end):
     np.testing.assert_array_equal(np.asarray(buffer.obs)[..., 0], np.repeat(counts[:, None], 4, 1))
     np.testing.assert_array_equal(next_obs[..., 0], np.repeat((counts[:8] + 1)[:, None], 4, 1))
     over = np.repeat((counts[:8] == 2)[:, None], 4, 1)
-    np.testing.assert_array_equal(getattr(log, end), over)
-    assert not getattr(log, {"terminated": "truncated", "truncated": "terminated"}[end]).any()
-    assert log.valid.all()
-    np.testing.assert_array_equal(log.totals, [3 * 8, 3 * 8, 8])  # two episodes of three steps in each of four
+    np.testing.assert_array_equal(getattr(log.table, end), over)
+    assert not getattr(log.table, {"terminated": "truncated", "truncated": "terminated"}[end]).any()
+    assert log.table.valid.all()
+    np.testing.assert_array_equal(log.ended, [3 * 8, 3 * 8, 8])  # two episodes of three steps in each of four
 
 
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
@@ -121,18 +121,20 @@ def test_successors_are_true_when_the_reset_takes_a_step(end):
     buffer, log, next_obs = collected(job_of(partial(Counter, length=3, end=end), "next-step"))
     counts = np.arange(9) % 4  # 0 1 2 3 and then the artefact from 3 to 0
     np.testing.assert_array_equal(np.asarray(buffer.obs)[..., 0], np.repeat(counts[:, None], 4, 1))
-    np.testing.assert_array_equal(log.valid, np.repeat((counts[:8] != 3)[:, None], 4, 1))
-    np.testing.assert_array_equal(getattr(log, end), np.repeat((counts[:8] == 2)[:, None], 4, 1))
-    np.testing.assert_array_equal(next_obs[log.valid][:, 0], np.asarray(buffer.obs)[:-1][log.valid][:, 0] + 1)
-    np.testing.assert_array_equal(log.totals, [3 * 8, 3 * 8, 8])
+    np.testing.assert_array_equal(log.table.valid, np.repeat((counts[:8] != 3)[:, None], 4, 1))
+    np.testing.assert_array_equal(getattr(log.table, end), np.repeat((counts[:8] == 2)[:, None], 4, 1))
+    np.testing.assert_array_equal(
+        next_obs[log.table.valid][:, 0], np.asarray(buffer.obs)[:-1][log.table.valid][:, 0] + 1
+    )
+    np.testing.assert_array_equal(log.ended, [3 * 8, 3 * 8, 8])
 
 
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
 def test_discounted_returns_follow_their_recursion(end):
     _, log, _ = collected(job_of(partial(Counter, length=3, end=end), gamma=0.5))
-    np.testing.assert_allclose(log.discounted_return[:, 0], [1, 1.5, 1.75, 1, 1.5, 1.75, 1, 1.5])
+    np.testing.assert_allclose(log.table.discounted_return[:, 0], [1, 1.5, 1.75, 1, 1.5, 1.75, 1, 1.5])
     _, log, _ = collected(job_of(partial(Counter, length=3, end=end), "next-step", gamma=0.5))
-    np.testing.assert_allclose(log.discounted_return[:, 0], [1, 1.5, 1.75, 0, 1, 1.5, 1.75, 0])
+    np.testing.assert_allclose(log.table.discounted_return[:, 0], [1, 1.5, 1.75, 0, 1, 1.5, 1.75, 0])
 
 
 def test_a_lost_life_ends_what_is_learned_from_and_not_the_score():
@@ -143,9 +145,9 @@ def test_a_lost_life_ends_what_is_learned_from_and_not_the_score():
         return step._replace(terminated=step.terminated | lost, score=10 * step.score)
 
     job = job_of(partial(Counter, length=6), "next-step", gamma=0.5)
-    _, log, _ = collected(dataclasses.replace(job, host=Tampered(job.host, lives)))
-    np.testing.assert_allclose(log.discounted_return[:, 0], [1, 1.5, 1.75, 1, 1.5, 1.75, 0, 1])
-    np.testing.assert_array_equal(log.totals, [4 * 60, 4 * 6, 4])
+    _, log, _ = collected(dataclasses.replace(job, env=Tampered(job.env, lives)))
+    np.testing.assert_allclose(log.table.discounted_return[:, 0], [1, 1.5, 1.75, 1, 1.5, 1.75, 0, 1])
+    np.testing.assert_array_equal(log.ended, [4 * 60, 4 * 6, 4])
 
 
 def test_a_round_goes_on_where_the_last_one_ended():
@@ -220,14 +222,14 @@ def test_an_artefact_never_reaches_a_loss_a_statistic_or_a_score():
 
     job = job_of(partial(Counter, length=3), "next-step", algo=("ppo", "sv-dynamic"))
     clean, metrics = train(job, [3])
-    loop = HostLoop(job.setup, job.hypers, Tampered(job.host, poison), job.seeds)
+    loop = HostLoop(job.setup, job.hypers, Tampered(job.env, poison), job.seeds)
     poisoned, poisoned_metrics = train(job, [3], loop)
     assert_same(clean, poisoned)
     assert_same(metrics, poisoned_metrics)
     assert metrics["finite"].all()
     np.testing.assert_array_equal(metrics["episode_return"], 3.0)
     # The control: were such steps taken for real ones, everything would be lost.
-    believed = Tampered(job.host, lambda step: poison(step)._replace(valid=np.ones_like(step.valid)))
+    believed = Tampered(job.env, lambda step: poison(step)._replace(valid=np.ones_like(step.valid)))
     assert not train(job, [3], HostLoop(job.setup, job.hypers, believed, job.seeds))[1]["finite"].any()
 
 
@@ -236,12 +238,12 @@ def test_what_lies_in_an_artefact_as_observation_and_action_does_not_matter():
     job = job_of(partial(Counter, length=3), "next-step")
     buffer, log, _ = collected(job)
     loop = loop_of(job)
-    artefact = jnp.asarray(~log.valid)
+    artefact = jnp.asarray(~log.table.valid)
 
     def learn(buffer: Any) -> Any:
         agent = member(loop.init(job.seeds).agent, 0)
-        data = {name: getattr(log, name) for name in Log._fields if name not in ("finals", "totals")}
-        data["totals"] = log.totals.astype(np.float32)
+        data = {name: getattr(log.table, name) for name in Log._fields if name not in ("finals", "totals")}
+        data["totals"] = log.ended.astype(np.float32)
         hypers = jax.tree.map(lambda x: jnp.asarray(x[0]), job.hypers)
         return loop.compiled.learn(hypers, agent, buffer, buffer.obs[1:].at[:].set(successors), data, explore=False)
 
@@ -261,8 +263,10 @@ def test_a_time_limit_bootstraps_and_a_death_does_not(autoreset):
         env_fn = partial(Counter, length=2, end=end, wrap=True)
         job = job_of(env_fn, autoreset, algo="ppo", max_grad_norm=5.0, **fields)
         agent = member(train(job, [120])[0], 0)
-        value = job.setup.networks.value(agent.params, agent.obs_stats)(jnp.zeros((1, 1)))[0]
-        return float(value * jnp.sqrt(running_stats.variance(agent.reward_stats)))  # in the environment's own units
+        value = job.setup.networks.value(agent.learner.params, agent.learner.obs_stats)(jnp.zeros((1, 1)))[0]
+        return float(
+            value * jnp.sqrt(running_stats.variance(agent.learner.reward_stats))
+        )  # in the environment's own units
 
     assert value_at_start("truncated") == pytest.approx(1 / (1 - 0.8), rel=0.1)
     assert value_at_start("terminated") == pytest.approx(1 + 0.8, rel=0.1)
@@ -276,7 +280,7 @@ def test_the_true_successor_of_a_reset_within_the_step_is_bootstrapped_from(end)
         return step if step.final_obs is None else step._replace(final_obs=step.final_obs + 5)
 
     job = job_of(partial(Counter, length=3, end=end))
-    moved = HostLoop(job.setup, job.hypers, Tampered(job.host, elsewhere), job.seeds)
+    moved = HostLoop(job.setup, job.hypers, Tampered(job.env, elsewhere), job.seeds)
     here, there = (jax.tree.leaves(train(job, [1], loop)[0].params) for loop in (None, moved))
     same = all(np.array_equal(a, b) for a, b in zip(here, there, strict=True))
     assert same == (end == "terminated")
@@ -331,7 +335,7 @@ class Told:
 )
 def test_groups_step_while_others_are_acted_for(groups, order):
     job = job_of(Counter, options={"groups": groups})
-    told = Told(job.host)
+    told = Told(job.env)
     train(job, [1], HostLoop(job.setup, job.hypers, told, job.seeds))
     expected = order.split(", ")
     assert told.order[: len(expected)] == expected
@@ -367,13 +371,15 @@ def test_warm_up_fills_the_statistics_and_learns_nothing():
     job = job_of(partial(Counter, length=5), warmup_steps=20)
     loop = loop_of(job)
     start = member(loop.init(job.seeds).agent, 0)
-    before = fetch(start.params)
+    before = fetch(start.learner.params)
     (warmed,) = loop._start([start])
     loop.close()
-    assert_same(before, fetch(warmed.params))
-    assert float(warmed.obs_stats.samples) == pytest.approx(3 * 32, abs=1)  # 20 steps are three rounds of 8, times 4
+    assert_same(before, fetch(warmed.learner.params))
+    assert float(warmed.learner.obs_stats.samples) == pytest.approx(
+        3 * 32, abs=1
+    )  # 20 steps are three rounds of 8, times 4
     assert int(warmed.round) == 0
-    assert_same(fetch(warmed.obs_stats), fetch(warmed.target.obs_stats))
+    assert_same(fetch(warmed.learner.obs_stats), fetch(warmed.target.obs_stats))
     assert loop.buffer is not None
     assert set(np.unique(loop.buffer.action)) == {0, 1}
     # One that goes on from round 3 is warm already, and its environments are others.
@@ -382,7 +388,7 @@ def test_warm_up_fills_the_statistics_and_learns_nothing():
     loop.workers[0].start = asked.append  # type: ignore[method-assign]
     (resumed,) = loop._start([later])
     assert asked == [3]
-    assert float(resumed.obs_stats.samples) == float(later.obs_stats.samples)
+    assert float(resumed.learner.obs_stats.samples) == float(later.learner.obs_stats.samples)
 
 
 @pytest.mark.parametrize(
@@ -494,7 +500,7 @@ def test_ctrl_c_while_environments_step_ends_the_run_cleanly_and_keeps_the_check
         return step
 
     with pytest.raises(KeyboardInterrupt):
-        finished(tmp_path / "run", dataclasses.replace(job, host=Tampered(job.host, interrupt)))
+        finished(tmp_path / "run", dataclasses.replace(job, env=Tampered(job.env, interrupt)))
     status = RunFolder.open(tmp_path / "run").status()
     assert (status["state"], status["rounds_done"]) == ("stopped", 2)
     assert_environments_ended()
@@ -502,7 +508,7 @@ def test_ctrl_c_while_environments_step_ends_the_run_cleanly_and_keeps_the_check
 
 def test_environments_that_did_start_are_ended_when_another_does_not(tmp_path):
     job = job_of(Counter)
-    start, started = job.host.start, []
+    start, started = job.env.start, []
 
     def second_fails(num_envs: int, render: bool = False) -> Any:
         if started:
@@ -510,7 +516,7 @@ def test_environments_that_did_start_are_ended_when_another_does_not(tmp_path):
         started.append(start(num_envs, render))
         return started[0]
 
-    job.host.start = second_fails
+    job.env.start = second_fails
     with pytest.raises(HostEnvError, match="no more of these"):
         finished(tmp_path / "run", job)
     assert started[0]._vector is None

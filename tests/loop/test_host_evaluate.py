@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from nextpolicy.envs import build
-from nextpolicy.nets.heads import Categorical
 from nextpolicy.loop.evaluate import actor, evaluate_host, film_host
+from nextpolicy.nets.heads import Categorical
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "envs"))
 from host_toys import Counter

@@ -10,16 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nextpolicy.core import gate, minibatch
+from nextpolicy.algos import ppo
+from nextpolicy.core import minibatch
+from nextpolicy.criteria.stable_values import GateParams, StableValues
 from nextpolicy.envs.base import Discrete, EnvSpec
-from nextpolicy.nets import build as nets
-from nextpolicy.nets.build import Networks
-from nextpolicy.nets.heads import Categorical, DiagonalGaussian
-from nextpolicy.train import update
+from nextpolicy.loop.keys import round_keys
 from nextpolicy.loop.population import member_init, member_round
-from nextpolicy.loop.collect import Episodes
+from nextpolicy.loop.round import one_round
 from nextpolicy.loop.state import Setup, init_agent, population_hypers
-from nextpolicy.types import Step, PolicySnapshot, Rollout
+from nextpolicy.nets import build as nets
+from nextpolicy.nets.heads import Categorical, DiagonalGaussian
+from nextpolicy.types import Episodes, Networks, PolicySnapshot, Rollout, Step
 
 from .helpers import assert_close, assert_same, build, fetch, member, run, tiny, train
 
@@ -65,7 +66,7 @@ def networks(kind: str) -> Networks:
 def setup_of(kind: str = "categorical", **fields: Any) -> Setup:
     config = tiny(**{"algo": ("ppo",), **fields})
     spec = EnvSpec("batch", (FEATURES,), Discrete(ACTIONS))
-    return Setup(config, spec, networks(kind))
+    return Setup(config, spec, networks(kind), StableValues())
 
 
 def hypers_of(setup: Setup) -> Any:
@@ -80,7 +81,7 @@ def make_rollout(setup: Setup, agent: Any, seed: int) -> Rollout:
     """Transitions of no environment at all, with episodes that die and episodes that are cut."""
     draw = np.random.default_rng(seed)
     obs, next_obs = jnp.asarray(draw.normal(size=(2, T, N, FEATURES)))
-    dist = setup.networks.policy(agent.behaviour)(obs)
+    dist = setup.networks.policy(setup.algorithm.behaviour(agent.learner))(obs)
     action = dist.sample(jax.random.key(seed))
     end = draw.choice(3, size=(T, N), p=[0.7, 0.15, 0.15])
     return Rollout(
@@ -92,14 +93,25 @@ def make_rollout(setup: Setup, agent: Any, seed: int) -> Rollout:
         truncated=jnp.asarray(end == 2),
         behaviour_log_prob=dist.log_prob(action),
         behaviour_dist=dist,
+        discounted_return=jnp.zeros((T, N), jnp.float32),
     )
 
 
 def learner(setup: Setup, hypers: Any) -> Any:
-    return jax.jit(lambda agent, data: update.learn_round(setup, hypers, agent, data, NOTHING))
+    return jax.jit(
+        lambda agent, data: one_round(setup, hypers, agent, data, NOTHING, round_keys(agent.key, setup.shards))
+    )
 
 
-NOTHING = Episodes(*(np.float32(0),) * 3, np.zeros((T, N), np.float32))
+NOTHING = Episodes(*(np.float32(0),) * 3)
+
+
+def evaluate_target(setup: Setup, hypers: Any, agent: Any, data: Rollout, log_prob: Any) -> ppo.Targets:
+    return setup.algorithm.evaluate_target(hypers.algorithm, agent.learner, data, log_prob)
+
+
+def objective(setup: Setup, hypers: Any, agent: Any, params: Any, obs: Any, sample: Any) -> Any:
+    return setup.algorithm.objective(hypers.algorithm, agent.learner, params, obs, sample)
 
 
 def written_gae(c: Any, params: Any, data: Rollout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -182,25 +194,24 @@ def assert_alike(got: Any, expected: Any) -> None:
 def test_with_the_gate_open_a_round_is_ppo(x64: None, kind: str, as_one_vector: bool) -> None:
     setup = setup_of(kind, learning_rate_final=1e-4, value_clip=0.15, max_grad_norm=0.4)
     if as_one_vector:  # as where the networks run fused
-        setup = replace(setup, networks=setup.networks._replace(at_once=setup.networks.both))
+        setup = replace(setup, networks=setup.networks._replace(fused_actor_critic=setup.networks.actor_critic))
     hypers = hypers_of(setup)
     agent = init_agent(setup, jax.random.key(3))
-    numbers = setup.config.ppo
-    # The numbers reach training as float32.
-    exact = type(numbers)(**{**vars(numbers), **{n: float(getattr(hypers, n)) for n in hypers._fields[:-1]}})
-    ppo = WrittenPPO(exact, kind, agent.params, setup.config.num_rounds)
+    numbers = hypers.algorithm  # which reach training as float32
+    exact = replace(numbers, **{k: float(v) for k, v in vars(numbers).items() if isinstance(v, jax.Array)})
+    written = WrittenPPO(exact, kind, agent.learner.params, setup.config.num_rounds)
     learn = learner(setup, hypers)
     clipped = []
     for index in range(3):
         data = make_rollout(setup, agent, seed=index)
-        order = minibatch.indices(jax.random.split(jax.random.clone(agent.key))[1], T * N, 2, 2)
+        order = minibatch.indices(round_keys(jax.random.clone(agent.key), setup.shards).key_learn, T * N, 2, 2)
         before = agent
         agent, metrics = learn(agent, data)
         assert_alike(agent, before)
         assert bool(metrics["accepted"])
-        ppo.round(index, data, np.asarray(order).reshape(4, -1))
-        assert_close(agent.params, ppo.params, rtol=1e-10, atol=1e-12)
-        norms = [np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(g))) for g in ppo.grads[-4:]]
+        written.round(index, data, np.asarray(order).reshape(4, -1))
+        assert_close(agent.learner.params, written.params, rtol=1e-10, atol=1e-12)
+        norms = [np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(g))) for g in written.grads[-4:]]
         np.testing.assert_allclose(metrics["grad_norm"], np.mean(norms), rtol=1e-10)
         clipped.append(float(metrics["clip_fraction"]))
     assert max(clipped) > 0, "no ratio was ever clipped: the test says nothing about the clip"
@@ -212,16 +223,20 @@ def test_the_gradient_is_ppos(x64: None, kind: str) -> None:
     setup = setup_of(kind, minibatch_size=32, epochs=1)
     hypers, agent = hypers_of(setup), init_agent(setup, jax.random.key(5))
     data = make_rollout(setup, agent, seed=7)
-    moved = jax.tree.map(lambda x: x + 0.05 * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), agent.params)
-    targets = update.evaluate_target(setup, hypers, agent, data, data.behaviour_log_prob)
-    obs, sample = minibatch.flatten(
-        (data.obs, update._Sample(data.action, data.behaviour_log_prob, *targets[:3], data.valid))
+    moved = jax.tree.map(
+        lambda x: x + 0.05 * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), agent.learner.params
     )
-    grads, _ = jax.grad(lambda p: update.objective(setup, hypers, agent, p, obs, sample), has_aux=True)(moved)
-    value, advantage, y = written_gae(hypers, agent.params, data)
+    targets = evaluate_target(setup, hypers, agent, data, data.behaviour_log_prob)
+    obs, sample = minibatch.flatten(
+        (data.obs, ppo._Sample(data.action, data.behaviour_log_prob, *targets[:3], data.valid))
+    )
+    grads, _ = jax.grad(lambda p: objective(setup, hypers, agent, p, obs, sample), has_aux=True)(moved)
+    value, advantage, y = written_gae(hypers.algorithm, agent.learner.params, data)
     flat = [np.asarray(x).reshape(T * N, *np.shape(x)[2:]) for x in (*data[:1], data.action, data.behaviour_log_prob)]
     flat += [x.reshape(-1) for x in (value, y, advantage / (advantage.std() + 1e-8))]
-    assert_close(grads, jax.grad(lambda p: written_loss(hypers, kind, p, *flat))(moved), rtol=1e-9, atol=1e-12)
+    assert_close(
+        grads, jax.grad(lambda p: written_loss(hypers.algorithm, kind, p, *flat))(moved), rtol=1e-9, atol=1e-12
+    )
 
 
 # --- the first ratios are 1 ---
@@ -273,10 +288,11 @@ def test_open_gates_are_one_algorithm_in_separate_programs() -> None:
 
 def test_gate_params_of_the_three_names() -> None:
     config = tiny(algo=("ppo", "sv-static", "sv-dynamic"), **OPEN)
-    params = [config.gate_params(m) for m in config.members()]
-    assert params[0] == gate.GateParams.ppo()
-    assert params[1] == gate.GateParams.static(1)
-    assert params[2] == gate.GateParams.dynamic(delta_v=float("inf"), k_min=1, k_max=33)
+    hypers = population_hypers(config)
+    assert hypers.period.tolist() == [1, 1, 0]
+    expected = [GateParams.ppo(), GateParams.static(1), GateParams.dynamic(delta_v=float("inf"), k_min=1, k_max=33)]
+    for i, params in enumerate(expected):
+        assert member(hypers.criterion, i) == params
 
 
 # --- the frozen target ---
@@ -291,10 +307,10 @@ def test_the_held_target_is_frozen_to_the_last_bit_while_statistics_move() -> No
     state = program.init(job.seeds)
     target, seen = outputs(state.agent.target), []
     for index in range(12):
-        mean_before = np.asarray(state.agent.obs_stats.mean)
+        mean_before = np.asarray(state.agent.learner.obs_stats.mean)
         state, metrics, _ = program.block(state, 1)
-        behaviour = outputs(state.agent.behaviour)
-        assert (mean_before != np.asarray(state.agent.obs_stats.mean)).any()
+        behaviour = outputs(job.setup.algorithm.behaviour(state.agent.learner))
+        assert (mean_before != np.asarray(state.agent.learner.obs_stats.mean)).any()
         accepted = bool(metrics["accepted"][0, 0])
         assert accepted == (index % 4 == 3)
         assert (metrics["kl_target"][0, 0] == 0.0) != accepted
@@ -322,7 +338,7 @@ def off_policy(setup: Setup) -> tuple[Any, Any, Rollout]:
     """An agent whose target is not its behaviour, and data of the behaviour."""
     agent = init_agent(setup, jax.random.key(1))
     other = setup.networks.init(jax.random.key(2))["actor"]
-    agent = agent._replace(target=PolicySnapshot(other, agent.obs_stats))
+    agent = agent._replace(target=PolicySnapshot(other, agent.learner.obs_stats))
     return hypers_of(setup), agent, make_rollout(setup, agent, seed=11)
 
 
@@ -337,7 +353,7 @@ def test_advantage_norm(x64: None, kind: str) -> None:
         setup = setup_of(advantage_norm=name)
         hypers, agent, data = off_policy(setup)
         got[name] = np.asarray(
-            update.evaluate_target(setup, hypers, agent, data, target_log_prob(setup, agent, data)).advantage
+            evaluate_target(setup, hypers, agent, data, target_log_prob(setup, agent, data)).advantage
         )
     raw = got["none"]
     expected = {
@@ -356,11 +372,11 @@ def test_truncation_bootstraps_or_counts_as_death(x64: None) -> None:
         setup = setup_of(truncation=kind, advantage_norm="none")
         hypers, agent, data = off_policy(setup)
         log_prob = target_log_prob(setup, agent, data)
-        got[kind] = update.evaluate_target(setup, hypers, agent, data, log_prob)
-    next_value = setup.networks.value(agent.params, None)(data.next_obs)
+        got[kind] = evaluate_target(setup, hypers, agent, data, log_prob)
+    next_value = setup.networks.value(agent.learner.params, None)(data.next_obs)
     truncated = np.asarray(data.truncated)
-    rho = np.minimum(np.asarray(got["bootstrap"].ratio), hypers.rho_max)
-    expected = rho * hypers.gamma * np.asarray(next_value)
+    rho = np.minimum(np.asarray(got["bootstrap"].ratio), hypers.algorithm.rho_max)
+    expected = rho * hypers.algorithm.gamma * np.asarray(next_value)
     difference = np.asarray(got["bootstrap"].value_target - got["terminal"].value_target)
     assert truncated.any()
     # At a truncated step the two differ by the bootstrap alone: the trace is cut in both.
@@ -373,9 +389,9 @@ def test_diff_is_the_change_towards_the_target_or_of_the_network(x64: None) -> N
     for kind in ("target", "network"):
         setup = setup_of(diff_kind=kind, algo=("sv-dynamic",))
         hypers, agent, data = off_policy(setup)
-        targets = update.evaluate_target(setup, hypers, agent, data, target_log_prob(setup, agent, data))
+        targets = evaluate_target(setup, hypers, agent, data, target_log_prob(setup, agent, data))
         after, metrics = learner(setup, hypers)(agent, data)
-        before, now = (setup.networks.value(a.params, None)(data.obs) for a in (agent, after))
+        before, now = (setup.networks.value(a.learner.params, None)(data.obs) for a in (agent, after))
         towards = targets.value_target if kind == "target" else now
         np.testing.assert_allclose(metrics["diff"], np.mean(np.abs(towards - before)), rtol=1e-12)
         np.testing.assert_allclose(metrics["diff_scale"], np.mean(np.abs(targets.value_target)), rtol=1e-12)
@@ -388,7 +404,7 @@ def test_metrics_of_ratios_and_divergences(x64: None) -> None:
     ratio = np.exp(target_log_prob(setup, agent, data) - data.behaviour_log_prob)
     target, behaviour, following = (
         jax.nn.softmax(dense(p["layers"], data.obs))
-        for p in (agent.target.params, agent.params["actor"], after.params["actor"])
+        for p in (agent.target.params, agent.learner.params["actor"], after.learner.params["actor"])
     )
     kl = lambda p, q: float(np.mean(np.sum(p * np.log(p / q), axis=-1)))  # noqa: E731
     expected = {
@@ -429,8 +445,10 @@ def test_masked_steps_reach_nothing() -> None:
     ]
     plain = fetch(results[0])
     assert all(np.isfinite(v) for k, v in plain[1].items() if not k.startswith("episode_")), plain[1]
-    assert plain[0].obs_stats.samples == valid.sum()
-    np.testing.assert_allclose(plain[0].obs_stats.mean, np.asarray(data.obs)[valid].mean(axis=0), rtol=1e-4, atol=1e-6)
+    assert plain[0].learner.obs_stats.samples == valid.sum()
+    np.testing.assert_allclose(
+        plain[0].learner.obs_stats.mean, np.asarray(data.obs)[valid].mean(axis=0), rtol=1e-4, atol=1e-6
+    )
     for result in results[1:]:
         assert_same(plain, fetch(result))
     assert float(results[0][1]["diff"]) != float(learn(agent, data._replace(valid=jnp.ones((T, N), bool)))[1]["diff"])
@@ -440,14 +458,14 @@ def test_the_masked_gradient_is_that_of_the_valid_samples(x64: None) -> None:
     setup = setup_of("gaussian", minibatch_size=32, epochs=1)
     hypers, agent, data = off_policy(setup)
     valid = np.random.default_rng(0).random((T, N)) < 0.7
-    targets = update.evaluate_target(setup, hypers, agent, data, data.behaviour_log_prob)
+    targets = evaluate_target(setup, hypers, agent, data, data.behaviour_log_prob)
     sample = minibatch.flatten(
-        (data.obs, update._Sample(data.action, data.behaviour_log_prob, *targets[:3], jnp.asarray(valid)))
+        (data.obs, ppo._Sample(data.action, data.behaviour_log_prob, *targets[:3], jnp.asarray(valid)))
     )
     obs, kept = jax.tree.map(lambda x: x[valid.reshape(-1)], sample)
     kept = (obs, kept._replace(valid=None))
-    gradient = jax.grad(lambda p, batch: update.objective(setup, hypers, agent, p, *batch), has_aux=True)
-    assert_close(gradient(agent.params, sample), gradient(agent.params, kept), rtol=1e-10, atol=1e-14)
+    gradient = jax.grad(lambda p, batch: objective(setup, hypers, agent, p, *batch), has_aux=True)
+    assert_close(gradient(agent.learner.params, sample), gradient(agent.learner.params, kept), rtol=1e-10, atol=1e-14)
 
 
 class NextStepReset:
@@ -477,18 +495,18 @@ class NextStepReset:
 def test_artefacts_of_an_environment_reach_no_metric() -> None:
     config = tiny(algo=("sv-dynamic",), normalise_obs=True, normalise_reward=True, warmup_steps=5)
     env = NextStepReset()
-    setup = Setup(config, env.spec, nets.build(env.spec, config.net), env)
+    setup = Setup(config, env.spec, nets.build(env.spec, config.net), StableValues())
     hypers = hypers_of(setup)
-    state = jax.jit(lambda: member_init(setup, hypers, jnp.uint32(0)))()
-    step = jax.jit(lambda s: member_round(setup, hypers, s))
+    state = jax.jit(lambda: member_init(setup, env, jnp.uint32(0)))()
+    step = jax.jit(lambda s: member_round(setup, env, hypers, s))
     for _ in range(3):
         state, metrics = step(state)
         assert all(np.isfinite(np.asarray(v)).all() for v in metrics.values()), metrics
     assert float(metrics["episode_return"]) == 3.0
     assert float(metrics["episode_length"]) == 3.0
     # Observations 0, 1 and 2 are acted in; 3, the one of the dead, is not.
-    assert 0.5 < float(state.agent.obs_stats.mean[0]) < 1.5
-    assert all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(fetch(state.agent.params)))
+    assert 0.5 < float(state.agent.learner.obs_stats.mean[0]) < 1.5
+    assert all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(fetch(state.agent.learner.params)))
 
 
 def test_blocks_report_the_round_they_belong_to() -> None:

@@ -113,7 +113,7 @@ def test_device_memory_does_not_grow(mixed: Any) -> None:
 def test_buffers_are_donated(mixed: Any) -> None:
     job, program = mixed
     state = program.init(job.seeds)
-    first = jax.tree.leaves(state.agent.params)[0]
+    first = jax.tree.leaves(state.agent.learner.params)[0]
     program.block(state, 1)
     assert first.is_deleted()
 
@@ -128,7 +128,7 @@ from nextpolicy.loop.population import build_program, layout
 assert len(jax.devices()) == 8
 def on(devices, config, blocks):
     job = make_job(config)
-    return run(job, build_program(job.setup, job.hypers, capacity=CAPACITY, devices=jax.devices()[:devices]), blocks)
+    return run(job, build_program(job.setup, job.env, job.hypers, capacity=CAPACITY, devices=jax.devices()[:devices]), blocks)
 """
 
 
@@ -186,8 +186,8 @@ def test_environments_are_shared_out_where_members_are_few(tmp_path: Path) -> No
         for state, m in ((state_1, m1), (state_8, m8)):
             assert (m["episodes"] == 32).all(), m["episodes"]          # 8 environments x 8 steps, episodes of 2
             np.testing.assert_allclose(m["episode_return"], 1.0)
-            np.testing.assert_allclose(state.agent.obs_stats.samples, 8 * 8 * 40)
-            np.testing.assert_allclose(state.agent.obs_stats.mean, 0.5, rtol=1e-6)
+            np.testing.assert_allclose(state.agent.learner.obs_stats.samples, 8 * 8 * 40)
+            np.testing.assert_allclose(state.agent.learner.obs_stats.mean, 0.5, rtol=1e-6)
             print("diff", m["diff"][:, -1].max())
         assert np.isfinite(m8["grad_norm"]).all()
         for name in ("diff", "diff_scale", "explained_variance"):     # before the first gradient step: the same data
@@ -207,15 +207,15 @@ def test_gradients_are_averaged_over_the_devices_of_a_member(tmp_path: Path) -> 
         job = make_job(tiny(env="probe/discount", **fields))
         critics = []
         for n in (1, 8):
-            program = build_program(job.setup, job.hypers, capacity=CAPACITY, devices=jax.devices()[:n])
+            program = build_program(job.setup, job.env, job.hypers, capacity=CAPACITY, devices=jax.devices()[:n])
             state, _, _ = program.block(program.init(job.seeds), 10)
-            for leaf in jax.tree.leaves((state.agent.params, state.agent.opt_state)):
+            for leaf in jax.tree.leaves((state.agent.learner.params, state.agent.learner.opt_state)):
                 copies = {}
                 for shard in leaf.addressable_shards:
                     copies.setdefault(str(shard.index), []).append(np.asarray(shard.data))
                 assert len(copies) == (2 if n == 8 else 1)
                 assert all((c == group[0]).all() for group in copies.values() for c in group)
-            critics.append(fetch(state.agent.params["critic"]))
+            critics.append(fetch(state.agent.learner.params["critic"]))
         assert_close(*critics, rtol=1e-3, atol=1e-4)
         """,
         tmp_path,
