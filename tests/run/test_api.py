@@ -17,7 +17,6 @@ import pytest
 
 import nextpolicy
 from nextpolicy.config import FIELDS, ConfigError, TrainConfig, presets
-from nextpolicy.criteria.stable_values import GateStats
 from nextpolicy.envs import build as envs
 from nextpolicy.run.folder import RunError
 
@@ -228,11 +227,10 @@ class EveryOther:
     def init(self) -> jax.Array:
         return jnp.zeros((), jnp.int32)
 
-    def update(self, state: Any, diff: Any, scale: Any, params: Any, progress: Any) -> Any:
+    def update(self, state: Any, evidence: Any, params: Any, progress: Any) -> Any:
         count = state + 1
         accept = count >= params
-        stats = GateStats(diff, accept, jnp.isfinite(diff), count, count, params, params)
-        return jnp.where(accept, 0, count), accept, stats
+        return jnp.where(accept, 0, count), accept, {"counted": count}
 
 
 def test_ones_own_environment_networks_and_criterion(tmp_path: Path) -> None:
@@ -248,13 +246,15 @@ def test_ones_own_environment_networks_and_criterion(tmp_path: Path) -> None:
     run = nextpolicy.train(env, out=tmp_path / "run", quiet=True, **own, **{**fields, "block_rounds": 10})
     accepted = run.metrics.groupby("member")["accepted"].sum()
     assert accepted.tolist() == [15, 6]
+    assert run.metrics["counted"].max() == 5, "a criterion's own metrics are recorded"
+    assert "k_min" not in run.metrics, "and no fields that it does not have"
     assert set(run.snapshot().params["params"]) == {"mine"}
     last = run.metrics[run.metrics["round"] >= 25]
     assert last["episode_length"].mean() < 3.0, "it did not learn to walk right"
     assert run.policy()(np.asarray([0.0, 1.0], np.float32)) == 1
     # What was given as objects cannot be read from a folder: it must be given again.
     with pytest.raises(
-        RunError, match="was trained with its own actor, criterion, critic, env, env_params, gate_params"
+        RunError, match="was trained with its own actor, criterion, criterion_params, critic, env, env_params"
     ):
         nextpolicy.load(run.path).snapshot()
     with pytest.raises(TypeError, match=r"got actr"):

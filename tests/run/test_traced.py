@@ -18,7 +18,7 @@ import pytest
 from gymnax.environments.classic_control.cartpole import CartPole
 
 from nextpolicy.config import TrainConfig, presets
-from nextpolicy.core import gate, losses, minibatch
+from nextpolicy.core import losses, minibatch
 from nextpolicy.nets import build, heads, torsos
 from nextpolicy.run import traced
 from nextpolicy.run.job import make_job
@@ -241,8 +241,7 @@ def test_only_what_a_configuration_says_in_full_is_kept(tmp_path: Path, monkeypa
     assert not make_job(config, observer=lambda setup, state: state.agent.round).by_name
     assert not make_job(config, actor=nn.Dense(2)).by_name
     assert not make_job(config, critic=heads.ValueHead()).by_name
-    assert not make_job(config, criterion=gate).by_name
-    assert not make_job(config, criterion_params=make_job(config).hypers.gate).by_name
+    assert not make_job(config, criterion=StableValues()).by_name
     before = jax.config.jax_compilation_cache_dir
     monkeypatch.setenv("NEXTPOLICY_KEEP_TRACED", "1")
     try:

@@ -91,9 +91,9 @@ def test_the_criterion_learns_how_far_the_run_has_come(rng):
         def init(self):
             return 0
 
-        def update(self, state, diff, scale, params, progress):
-            self.heard.append(progress)
-            return state, False, None
+        def update(self, state, evidence, params, progress):
+            self.heard.append(float(progress))
+            return state, False, {}
 
     mdp, pi = small()
     listener = Listener([])
@@ -106,8 +106,8 @@ def test_any_criterion_may_decide(rng):
         def init(self):
             return 0
 
-        def update(self, state, diff, scale, params, progress):
-            return state + 1, state % params == params - 1, None
+        def update(self, state, evidence, params, progress):
+            return state + 1, state % params == params - 1, {}
 
     mdp, pi = small()
     run = api.sv_api(mdp, pi, api.exact_evaluation, api.greedy_step(), 3, rounds=7, rng=rng, criterion=Every3rd())

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nextpolicy.config import ConfigError, presets
-from nextpolicy.envs.base import HostEnv
+from nextpolicy.envs.base import is_host_env
 from nextpolicy.loop.actions import random_actions, shape_action
 from nextpolicy.run.job import make_job
 
@@ -132,7 +132,7 @@ def simulator(env: str, members: int, fields: dict[str, Any]) -> Contender:
     """Random actions in as many environments as the population has, and nothing else."""
     config = presets.build(env, **fields)
     made = make_job(config.replace(normalise_obs=False)).env
-    if isinstance(made, HostEnv):
+    if is_host_env(made):
         raise ValueError(f"simulator: expected an environment that runs inside XLA, got {env}")
     num_envs, length = config.environment.num_envs * members, config.environment.rollout_length
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from nextpolicy.types import Array, PyTree, Step
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 ArrayT = TypeVar("ArrayT", np.ndarray, Array)
 DType = np.dtype | type[np.generic]
@@ -127,7 +130,6 @@ class HostPool(Protocol):
         ...
 
 
-@runtime_checkable
 class HostEnv(Protocol):
     """A kind of environment that runs on the host: described here, started as many times as needed."""
 
@@ -142,6 +144,11 @@ class HostEnv(Protocol):
     def arrange(self, obs: Array) -> Array:
         """Observations [N, ...] as pools give them in the layout and type that networks read; traceable by JAX."""
         ...
+
+
+def is_host_env(env: DeviceEnv | HostEnv) -> TypeIs[HostEnv]:
+    """Whether the environment runs on the host rather than inside XLA."""
+    return hasattr(env, "start")
 
 
 class HostEnvError(RuntimeError):

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nextpolicy.envs.base import DeviceEnv, HostEnv
+from nextpolicy.envs.base import DeviceEnv, HostEnv, is_host_env
 from nextpolicy.loop.actions import shape_action
 from nextpolicy.loop.episodes import Tally, count
 from nextpolicy.types import Array, Networks, PolicySnapshot, PyTree, Step
@@ -48,7 +48,7 @@ def evaluator(
     """
     limit = (max_steps or env.spec.time_limit or NO_LIMIT) * episodes
     act = actor(env, networks, greedy)
-    if isinstance(env, HostEnv):
+    if is_host_env(env):
         compiled = jax.jit(lambda snapshot, key, obs: act(snapshot)(key, obs))
         return lambda snapshot, key: _on_host(env, partial(compiled, snapshot), key, num_envs, episodes, limit)
     return jax.jit(lambda snapshot, key: _on_device(env, act(snapshot), key, num_envs, episodes, limit))
@@ -56,7 +56,7 @@ def evaluator(
 
 def actor(env: DeviceEnv | HostEnv, networks: Networks, greedy: bool) -> Callable[[PolicySnapshot], Act]:
     """`actor(...)(snapshot)` acts on raw observations as the environment gives them."""
-    arrange = env.arrange if isinstance(env, HostEnv) else lambda obs: obs
+    arrange = env.arrange if is_host_env(env) else lambda obs: obs
 
     def bind(snapshot: PolicySnapshot) -> Act:
         policy = networks.policy(snapshot)  # outside the loop over steps: it may evaluate a table of observations
@@ -130,7 +130,7 @@ def film(
 ) -> Film:
     """At most `max_steps` steps of one episode."""
     act = jax.jit(actor(env, networks, greedy)(snapshot))
-    if isinstance(env, HostEnv):
+    if is_host_env(env):
         played: Generator[tuple[Any, Step[Any]], None, None] = _host_steps(env, act, key, 1, max_steps, render=True)
     else:
         played = _device_steps(env, act, key, max_steps)

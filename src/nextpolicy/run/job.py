@@ -14,7 +14,7 @@ import numpy as np
 from nextpolicy.config import ConfigError, TrainConfig
 from nextpolicy.criteria import OWN, Criterion
 from nextpolicy.envs import build as envs
-from nextpolicy.envs.base import DeviceEnv, Discrete, EnvSpec, HostEnv
+from nextpolicy.envs.base import DeviceEnv, Discrete, EnvSpec, HostEnv, is_host_env
 from nextpolicy.envs.registry import is_host
 from nextpolicy.loop.host_loop import build_host_program, init_members
 from nextpolicy.loop.population import Observer, Program, build_program, member_init, population_mode
@@ -43,7 +43,7 @@ class Job:
     @property
     def on_host(self) -> bool:
         """Whether the environments step on the host, and so cannot save their state."""
-        return isinstance(self.env, HostEnv)
+        return is_host_env(self.env)
 
     @property
     def seeds(self) -> np.ndarray:
@@ -57,7 +57,7 @@ class Job:
     def program(self) -> Program:
         """The compiled functions of the population."""
         rounds = min(self.config.run.block_rounds or MAX_ROUNDS, self.config.num_rounds, MAX_ROUNDS)
-        if isinstance(self.env, HostEnv):
+        if is_host_env(self.env):
             return build_host_program(self.setup, self.hypers, self.env, self.seeds, capacity=rounds)
         devices = jax.devices()[: self.config.run.devices or None]
         if not self.config.run.devices and jax.default_backend() == "cpu" and jax.process_count() == 1:
@@ -77,7 +77,7 @@ class Job:
     def template(self) -> MemberState:
         """Shapes and types of a state, leaves [M, ...]."""
         env = self.env
-        if isinstance(env, HostEnv):
+        if is_host_env(env):
             return jax.eval_shape(lambda seeds: init_members(self.setup, seeds), self.seeds)
         return jax.eval_shape(jax.vmap(lambda seed: member_init(self.setup, env, seed)), self.seeds)
 

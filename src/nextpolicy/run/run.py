@@ -16,7 +16,7 @@ import pandas as pd
 
 from nextpolicy import runfiles
 from nextpolicy.config import MAX_SEED, ConfigError, Member, TrainConfig, shown, whole
-from nextpolicy.envs.base import HostEnv
+from nextpolicy.envs.base import is_host_env
 from nextpolicy.loop.evaluate import evaluator
 from nextpolicy.nets import build as nets
 from nextpolicy.run import checkpoint
@@ -113,7 +113,7 @@ class Run:
         """`policy(obs, key=None)`: the environment's own observations in, its own actions out; see `Policy`."""
         job, spec = self._job, self._job.setup.spec
         networks = nets.build(dataclasses.replace(spec, obs_table=None), self.config.net, *self._modules)
-        arrange = job.env.arrange if isinstance(job.env, HostEnv) else None
+        arrange = job.env.arrange if is_host_env(job.env) else None
         return Policy(spec, networks, self.snapshot(policy, member), arrange)
 
     def evaluate(
