@@ -1,4 +1,4 @@
-"""Four Rooms to learn in: samples of the exact MDP in `nextpolicy.tabular.four_rooms`, under a time limit.
+"""Four Rooms to learn in: samples of the exact MDP in `nextpolicy.tabular.four_rooms_mdp`, under a time limit.
 
 Observations are state numbers, rows of `spec.obs_table` [104, 13, 13, 2]. Entering the goal pays 1 and terminates.
 """
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nextpolicy.envs.base import Discrete, EnvSpec, auto_reset, check_options
-from nextpolicy.tabular import four_rooms as exact
+from nextpolicy.tabular import four_rooms_mdp as exact
 from nextpolicy.types import Array, EnvStep
 
 _PIXELS = 16  # side of a drawn cell

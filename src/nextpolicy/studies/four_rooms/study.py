@@ -26,7 +26,7 @@ from nextpolicy.run.program_cache import enable_cache
 from nextpolicy.run.training import Job, make_job, run_job
 from nextpolicy.runfiles import read_metrics, write_json, write_whole
 from nextpolicy.studies.four_rooms import exact, summary
-from nextpolicy.tabular import four_rooms
+from nextpolicy.tabular import four_rooms_mdp
 from nextpolicy.tabular.mdp import TabularMDP
 
 ALGOS = ("ppo", "sv-static", "sv-dynamic")
@@ -78,7 +78,7 @@ class Study:
 def configuration(noise: str = "fail", rounds: int = ROUNDS, **fields: Any) -> TrainConfig:
     """The spec's settings for the three algorithms, then any field by its flat name."""
     rounds = whole("rounds", rounds, 1, 2**31 - 1)
-    four_rooms.move_probabilities(noise)
+    four_rooms_mdp.move_probabilities(noise)
     given = {"seeds": 8, "block_rounds": min(BLOCK_ROUNDS, rounds), **fields}
     config = presets.build("four-rooms", algo=ALGOS, env_options={"noise": noise}, **given)
     return config.replace(total_env_steps=rounds * config.batch_size)
@@ -135,7 +135,7 @@ def load(folder: RunFolder, config: TrainConfig) -> Study:
     parts = [_load(path) for _, _, path in _parts(folder.path / "tables")]
     rounds = exact.Tables(*(np.concatenate(x, axis=1) for x in zip(*parts)))
     trajectory = exact.trajectory(_load(folder.path / "tables" / "start.npz"), rounds, columns["accepted"])
-    mdp = four_rooms.four_rooms(config.environment.env_options.get("noise", "fail"), config.ppo.gamma)
+    mdp = four_rooms_mdp.four_rooms(config.environment.env_options.get("noise", "fail"), config.ppo.gamma)
     study = Study(folder.path, config, mdp, trajectory, columns, exact.quantities(mdp, trajectory))
     _write_exact(study, frame)
     return study

@@ -14,7 +14,7 @@ from nextpolicy.run.folder import RunError
 from nextpolicy.runfiles import write_whole
 from nextpolicy.studies import page
 from nextpolicy.studies.theory import checks, compare
-from nextpolicy.tabular import four_rooms
+from nextpolicy.tabular import four_rooms_mdp
 
 
 def claim(path: Path) -> None:
@@ -31,7 +31,7 @@ def run(
     say(f"theory: {cases} cases on random MDPs")
     everything = [*checks.random_cases(cases, seed), checks.unseen_door()]
     random, worst = checks.check(iter(everything))
-    mdp = four_rooms.four_rooms()
+    mdp = four_rooms_mdp.four_rooms()
     say(f"theory: {four_rooms_cases} cases on Four Rooms")
     on_maze, _ = checks.check(checks.random_cases(four_rooms_cases, seed + 1, mdp))
     say(f"theory: policy iteration, {settings.repeats} repeats of {settings.rounds} rounds each")
