@@ -3,8 +3,8 @@
     tables/start.npz, tables/part-*.npz   log-probabilities and critic on all 104 observations, one part per block
     exact.parquet                         the exact quantities of every member and round
 
-A study that was stopped goes on from its last checkpoint: training is the same bit for bit, and blocks whose tables
-did not reach the disk are done again.
+A study that was stopped continues from its last checkpoint: training is the same bit for bit, and blocks whose tables
+were not written are repeated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from nextpolicy.tabular.mdp import TabularMDP
 
 ALGOS = ("ppo", "sv-static", "sv-dynamic")
 ROUNDS = 195
-# A checkpoint of 24 members is some 170 MB: a visit of the host every few seconds would be mostly that.
+# A checkpoint of 24 members is about 170 MB: with shorter blocks, saving would take most of the time.
 BLOCK_ROUNDS = 13
 MARK = "study.json"  # beside config.json: this run is a study
 _NAME = re.compile(r"part-(\d{8})-(\d{8})\.npz")
@@ -39,7 +39,7 @@ _NAME = re.compile(r"part-(\d{8})-(\d{8})\.npz")
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """A finished study: what was trained, and all there is to know about every round. Columns are [M, K]."""
+    """A finished study: the trained population and the exact quantities of every round. Columns are [M, K]."""
 
     path: Path
     config: TrainConfig
@@ -76,7 +76,7 @@ class Study:
 
 
 def configuration(noise: str = "fail", rounds: int = ROUNDS, **fields: Any) -> TrainConfig:
-    """The spec's settings for the three algorithms, then any field by its flat name."""
+    """The preset's settings for the three algorithms, then any field by its flat name."""
     rounds = whole("rounds", rounds, 1, 2**31 - 1)
     four_rooms_mdp.move_probabilities(noise)
     given = {"seeds": 8, "block_rounds": min(BLOCK_ROUNDS, rounds), **fields}
@@ -97,10 +97,10 @@ def run(config: TrainConfig, path: str | Path, *, quiet: bool = False) -> Study:
 
 
 def resume(path: str | Path, *, quiet: bool = False) -> Study:
-    """Go on with a study that was stopped, or read one that was not."""
+    """Continue a study that was stopped, or read one that has finished."""
     folder = RunFolder.open(path)
     if not (folder.path / MARK).is_file():
-        raise RunError(f"resume: {path} is a run but not a Four Rooms study, takes a folder that the study made")
+        raise RunError(f"resume: expected the folder of a Four Rooms study, got {path}, which holds another run")
     folder.lock()
     try:
         enable_cache()
@@ -116,7 +116,7 @@ def _train(job: Job, folder: RunFolder, *, resume: bool, quiet: bool) -> Study:
     on_disk = _rounds_on_disk(tables)
     if on_disk < job.config.num_rounds:
         _save(tables / "start.npz", exact.observe_start(job.setup, job.hypers, job.seeds))
-        # A block counts once its tables are there too; training falls back to the last one that does.
+        # A block is complete once its tables are written; training resumes after the last complete one.
 
         def keep(first: int, block: dict[str, np.ndarray], observed: Any) -> None:
             last = first + len(block["accepted"][0]) - 1
@@ -166,7 +166,7 @@ def _parts(folder: Path) -> list[tuple[int, int, Path]]:
 
 
 def _rounds_on_disk(folder: Path) -> int:
-    """Rounds whose tables are all there; what lies past the first hole is removed."""
+    """Number of rounds with tables, counted up to the first gap; later files are removed."""
     expected = 0
     for first, last, path in _parts(folder):
         if first == expected:

@@ -22,7 +22,7 @@ from nextpolicy.tabular.improvement import Improve, conservative_step, mirror_de
 from nextpolicy.tabular.mdp import FloatArray, TabularMDP
 from nextpolicy.tabular.policy_iteration import History, on_policy_api, sv_api
 
-FELL = 1e-6  # a target whose value drops by more than this has lost monotonicity
+FELL = 1e-6  # a drop of the target's value by more than this counts
 
 
 class LearningCritic:
@@ -44,7 +44,7 @@ class LearningCritic:
 
 @dataclass(frozen=True)
 class Settings:
-    """How the comparison is made."""
+    """Settings of the comparison."""
 
     rounds: int = 150
     repeats: int = 8
@@ -54,7 +54,7 @@ class Settings:
     delta_v: float = 0.1
     k_min: int = 4
     k_max: int = 33
-    mixing: float = 0.1  # of the CPI that does not ask its bound
+    mixing: float = 0.1  # of CPI with a fixed step
 
     def __post_init__(self) -> None:
         for name in ("rounds", "repeats"):
@@ -64,7 +64,7 @@ class Settings:
 
 
 def variants(mdp: TabularMDP, settings: Settings) -> dict[str, Callable[[np.random.Generator], History]]:
-    """The contestants; each call is one run from the uniform policy."""
+    """The algorithms; each call is one run from the uniform policy."""
     start = np.full((mdp.states, mdp.actions), 1.0 / mdp.actions)
     mirror = mirror_descent_step(settings.step_size)
     gate = GateParams(settings.delta_v, settings.k_min, settings.k_max, 0.0, False)  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ def _certified(history: History) -> bool:
 
 
 def table(histories: dict[str, list[History]]) -> list[dict[str, Any]]:
-    """A line per variant: medians over the repeats."""
+    """One row per variant: medians over the repeats."""
     lines = []
     for name, runs in histories.items():
         dropped = [falls(h) for h in runs]
