@@ -29,7 +29,7 @@ from nextpolicy.loop.population import build_program
 from nextpolicy.loop.state import Setup, population_hypers
 from nextpolicy.nets import build as nets
 from nextpolicy.studies.four_rooms import exact, summary
-from nextpolicy.tabular import four_rooms
+from nextpolicy.tabular import four_rooms_mdp
 
 ALGOS = ("ppo", "sv-dynamic")
 
@@ -82,7 +82,7 @@ def run_group(configs: dict[str, TrainConfig]) -> dict[str, list[dict[str, Any]]
     lines, done = {}, 0
     for name, config in configs.items():
         mine = slice(done, done + len(config.members()))
-        mdp = four_rooms.four_rooms(config.environment.env_options.get("noise", "fail"), config.algorithm.gamma)
+        mdp = four_rooms_mdp.four_rooms(config.environment.env_options.get("noise", "fail"), config.algorithm.gamma)
         quantities = exact.quantities(mdp, exact.Trajectory(*(x[mine] for x in run)))
         own = {k: v[mine] for k, v in metrics.items()}
         lines[name] = summary.member_rows(mdp, config.members(), own, quantities)

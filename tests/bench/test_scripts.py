@@ -42,8 +42,11 @@ def test_parts_are_those_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     ("arguments", "message"),
     [
         (["four-room"], "parts.py: error: environment: expected a known id, got 'four-room'; nearest: four-rooms"),
-        (["gymnax/CartPole-v1:x"], "parts.py: error: members: got 'x', takes whole numbers of at least 1"),
-        (["gymnax/CartPole-v1:1:hiden=3"], "parts.py: error: set: got 'hiden=3', takes name=value"),
+        (["gymnax/CartPole-v1:x"], "parts.py: error: members: expected whole numbers of at least 1 and at most 10000"),
+        (
+            ["gymnax/CartPole-v1:1:hiden=3"],
+            "parts.py: error: set: expected NAME=VALUE with a field of the configuration, got 'hiden=3'",
+        ),
         (["gym/CartPole-v1"], "parts.py: error: work: got gym/CartPole-v1, takes an environment that runs inside XLA"),
         (["gymnax/CartPole-v1", "--repeats", "0"], "parts.py: error: repeats: got 0, takes a whole number"),
         (["gymnax/CartPole-v1", "--only", "all"], "parts.py: error: argument --only: invalid choice: 'all'"),

@@ -251,9 +251,9 @@ def test_eval(trained: Path, capsys: pytest.CaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--policy", "best"], "policy: got 'best'"),
+        (["--policy", "best"], "policy: expected 'target' or 'behaviour', got 'best'"),
         (["--episodes", "0"], "episodes: got 0, takes a whole number of at least 1"),
-        (["--episodes", "5", "--num-envs", "2"], "episodes: got 5, takes a multiple of num_envs"),
+        (["--episodes", "5", "--num-envs", "2"], "episodes: expected a multiple of num_envs, 2, got 5"),
         (["--num-envs", "-1"], "num_envs: got -1, takes a whole number of at least 1"),
         (["--episodes", "many"], "invalid int value"),
         (["--video", "film.avi"], "takes a file name that ends in .gif"),

@@ -10,7 +10,7 @@ from scipy import stats
 
 from nextpolicy.envs import build
 from nextpolicy.envs.four_rooms import FourRoomsState
-from nextpolicy.tabular import four_rooms as exact
+from nextpolicy.tabular import four_rooms_mdp as exact
 
 SAMPLES = 100  # of each state and action
 # The three-quarter rule of gymnax: it draws a uniform action with probability 4/3 fail_prob.

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 import nextpolicy
-from nextpolicy import presets
+from nextpolicy.config import presets
 from nextpolicy.envs import build, registry
 from nextpolicy.envs.base import Discrete, EnvSpec, auto_reset, check_options
 from nextpolicy.envs.registry import Backend

@@ -15,7 +15,7 @@ from nextpolicy.core import running_stats
 from nextpolicy.envs.base import Box, Discrete, EnvSpec
 from nextpolicy.nets import build, torsos
 from nextpolicy.nets.heads import Categorical, DiagonalGaussian
-from nextpolicy.tabular import four_rooms
+from nextpolicy.tabular import four_rooms_mdp
 from nextpolicy.types import PolicySnapshot
 
 VECTOR = EnvSpec("vector", (6,), Discrete(3))
@@ -45,7 +45,7 @@ def test_patches_and_a_matmul_are_a_convolution() -> None:
 
 def test_shared_patches_change_neither_features_nor_gradients() -> None:
     """On the table of all images a patch that many share is computed once; images one by one are the reference."""
-    table = four_rooms.observations()
+    table = four_rooms_mdp.observations()
     torso = torsos.SmallCNN((8,))
     params = torso.init(jax.random.key(0), jnp.asarray(table, jnp.float32))
     weight = jax.random.normal(jax.random.key(1), (len(table), 8))

@@ -19,10 +19,11 @@ from gymnax.environments.classic_control.cartpole import CartPole
 
 from nextpolicy.config import TrainConfig, presets
 from nextpolicy.core import losses, minibatch
+from nextpolicy.criteria.stable_values import StableValues
 from nextpolicy.nets import build, heads, torsos
 from nextpolicy.run import traced
 from nextpolicy.run.job import make_job
-from nextpolicy.tabular import four_rooms
+from nextpolicy.tabular import four_rooms_mdp
 
 SMALL = {"num_envs": 4, "rollout_length": 8, "minibatch_size": 16, "hidden": (8,), "total_env_steps": 320}
 
@@ -162,7 +163,7 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "array": lambda: put(minibatch, "NUMBERS", np.arange(3), raising=False),
         "other array": lambda: put(minibatch, "NUMBERS", np.arange(3) + 1, raising=False),
         "configuration": lambda: put(TrainConfig, "minibatches", property(lambda self: 1)),
-        "model": lambda: put(four_rooms, "GOAL", (1, 1)),
+        "model": lambda: put(four_rooms_mdp, "GOAL", (1, 1)),
         "somebody else's environment": lambda: put(CartPole, "step_env", lambda *_: None),
         "device": lambda: put(jax, "devices", lambda: [SimpleNamespace(platform="gpu", device_kind="H200")]),
         "version": lambda: put(traced.metadata, "version", lambda package: "99"),

@@ -9,9 +9,9 @@ import numpy as np
 from nextpolicy.criteria.stable_values import GateParams
 from nextpolicy.studies.four_rooms import exact
 from nextpolicy.studies.four_rooms.study import Study, configuration
-from nextpolicy.tabular import four_rooms
+from nextpolicy.tabular import four_rooms_mdp
 
-STATES = len(four_rooms.cells)
+STATES = len(four_rooms_mdp.cells)
 
 
 def made_up_study(path: Path, seeds: int = 3, rounds: int = 12, noise: str = "fail") -> Study:
@@ -35,7 +35,7 @@ def made_up_study(path: Path, seeds: int = 3, rounds: int = 12, noise: str = "fa
     value = rng.normal(0.4, 0.1, size=(len(members), rounds + 1, STATES))
     start = exact.Tables(behaviour[:, 0], target[:, 0], value[:, 0])
     tables = exact.Tables(behaviour[:, 1:], target[:, 1:], value[:, 1:])
-    mdp = four_rooms.four_rooms(noise, config.algorithm.gamma)
+    mdp = four_rooms_mdp.four_rooms(noise, config.algorithm.gamma)
     run = exact.trajectory(start, tables, accepted)
     random = lambda: rng.random((len(members), rounds)) + 0.01  # noqa: E731
     metrics = {"accepted": accepted, "diff": random(), "diff_scale": random() + 1.0}

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from nextpolicy.studies.four_rooms import exact, summary
-from nextpolicy.tabular import four_rooms, solve, theory
+from nextpolicy.tabular import four_rooms_mdp, solve, theory
 
 from .helpers import STATES, made_up_study
 
-GOAL = four_rooms.state_index(*four_rooms.GOAL)
+GOAL = four_rooms_mdp.state_index(*four_rooms_mdp.GOAL)
 
 
 @pytest.fixture(scope="module")
@@ -20,15 +20,15 @@ def study(tmp_path_factory):
 
 @pytest.mark.parametrize(("noise", "value"), [("fail", 0.8305), ("success", 0.4515), ("none", 0.8775)])
 def test_values_of_the_spec(noise, value):
-    mdp = four_rooms.four_rooms(noise)
+    mdp = four_rooms_mdp.four_rooms(noise)
     assert float(solve.optimal(mdp).V @ mdp.start) == pytest.approx(value, abs=5e-5)
 
 
 def test_uniform_value_and_optimal_route_of_the_spec():
-    mdp = four_rooms.four_rooms()
+    mdp = four_rooms_mdp.four_rooms()
     assert float(solve.start_value(mdp, np.full((STATES, 4), 0.25))) == pytest.approx(0.0531, abs=5e-5)
     best = solve.optimal(mdp).pi
-    chance = four_rooms.top_route_probability(mdp, best)
+    chance = four_rooms_mdp.top_route_probability(mdp, best)
     assert chance[int(np.argmax(mdp.start))] == pytest.approx(0.879, abs=5e-4)
     # In the doorway to the bottom-left room the best policy goes on; an always-top policy would turn back.
     assert chance[exact.DOORWAY] == pytest.approx(0.0122, abs=5e-4)
@@ -56,7 +56,7 @@ def sampled_returns(mdp, policy, episodes, rng):
 @pytest.mark.parametrize("noise", ["fail", "success"])
 def test_monte_carlo_agrees_with_the_exact_value(noise):
     rng = np.random.default_rng(7)
-    mdp = four_rooms.four_rooms(noise)
+    mdp = four_rooms_mdp.four_rooms(noise)
     near = solve.optimal(mdp).pi * 0.8 + 0.05
     returns = sampled_returns(mdp, near, 200_000, rng)
     truth = float(solve.start_value(mdp, near))
@@ -109,7 +109,7 @@ def test_a_round_written_out(study):
     delta = 0.5 * np.abs(beta - beta_next).sum(1).max() / 0.01
     assert got["delta"] == pytest.approx(delta)
     assert got["bound"] == pytest.approx(float(theory.sv_bound(mdp, pi, beta, beta_next, q)))
-    room = four_rooms.room_of == four_rooms.ROOMS.index("bottom-left")
+    room = four_rooms_mdp.room_of == four_rooms_mdp.ROOMS.index("bottom-left")
     assert got["gap_bottom_left"] == pytest.approx((solve.optimal(mdp).V - V_next)[room].mean())
     assert got["value_bias_bottom_left"] == pytest.approx((v - V)[room].mean())
 

@@ -10,7 +10,7 @@ from matplotlib.quiver import Quiver
 
 from nextpolicy.studies import page
 from nextpolicy.studies.four_rooms import figures, maze
-from nextpolicy.tabular import four_rooms, solve
+from nextpolicy.tabular import four_rooms_mdp, solve
 
 from .helpers import made_up_study
 
@@ -81,7 +81,7 @@ def test_snapshots_show_one_target_and_share_a_scale(study):
     figure = figures.snapshots(study, seed)
     images = [[i for i in axes.images if np.ma.asarray(i.get_array()).count() > 100] for axes in figure.axes[:8]]
     heat = [row[0] for row in images]
-    truth = four_rooms.as_grid(solve.state_value(study.mdp, run.target[first]))
+    truth = four_rooms_mdp.as_grid(solve.state_value(study.mdp, run.target[first]))
     for place in (0, 4):
         shown = np.ma.filled(heat[place].get_array(), np.nan)
         assert np.nanmax(np.abs(shown - truth)[shown != 0]) < 1e-9
@@ -104,14 +104,14 @@ def test_longest_hold(accepted, hold):
 
 
 def test_arrows_are_as_long_as_actions_are_likely():
-    mdp = four_rooms.four_rooms()
+    mdp = four_rooms_mdp.four_rooms()
     best = solve.optimal(mdp).pi
     axes = Figure().subplots()
     drawn = maze.arrows(axes, best)
     assert isinstance(drawn, Quiver)
-    goal = four_rooms.state_index(*four_rooms.GOAL)
+    goal = four_rooms_mdp.state_index(*four_rooms_mdp.GOAL)
     assert len(drawn.U) == (np.delete(best, goal, axis=0) >= maze.SMALLEST_ARROW).sum()
-    tie = four_rooms.state_index(7, 1)
+    tie = four_rooms_mdp.state_index(7, 1)
     policy = np.full_like(best, 0.0)
     policy[:, 1] = 1.0
     policy[tie] = [0.75, 0.25, 0.0, 0.0]
@@ -125,7 +125,7 @@ def test_arrows_are_as_long_as_actions_are_likely():
 def test_maps_are_the_right_way_up():
     axes = Figure().subplots()
     values = np.zeros(104)
-    values[four_rooms.state_index(1, 3)] = 1.0
+    values[four_rooms_mdp.state_index(1, 3)] = 1.0
     image = maze.heat(axes, values, maze.Normalize(0, 1))
     assert isinstance(image, AxesImage)
     assert np.ma.filled(image.get_array(), 0.0)[1, 3] == 1.0

@@ -16,7 +16,7 @@ from nextpolicy.studies.four_rooms import report, summary
 from nextpolicy.studies.four_rooms import study as four_rooms_study
 from nextpolicy.studies.theory import checks, compare
 from nextpolicy.studies.theory import study as theory_study
-from nextpolicy.tabular import four_rooms
+from nextpolicy.tabular import four_rooms_mdp
 
 from .helpers import made_up_study
 
@@ -131,7 +131,7 @@ def complaint(capsys, *arguments):
         (["four-rooms", "--seedz", "2"], "unknown option '--seedz'; did you mean '--seeds'"),
         (["four-rooms", "--algo", "ppo"], "unknown option '--algo'"),
         (["four-rooms", "--resume", "nowhere"], "nowhere is not a run folder"),
-        (["four-rooms", "--resume", "nowhere", "--seeds", "2"], "--resume: takes no setting beside it"),
+        (["four-rooms", "--resume", "nowhere", "--seeds", "2"], "--resume: expected no other settings"),
         (["theory", "--cases", "0"], "cases: got 0"),
         (["theory", "--repeats", "0"], "repeats: got 0"),
         (["maze"], "unknown study 'maze'"),
@@ -181,7 +181,7 @@ def test_a_counterexample_is_one():
 
 def test_the_algorithms_compared():
     settings = compare.Settings(rounds=24, repeats=2, k_min=2, k_max=6)
-    mdp = four_rooms.four_rooms()
+    mdp = four_rooms_mdp.four_rooms()
     histories = compare.compare(mdp, settings)
     lines = {line["algorithm"]: line for line in compare.table(histories)}
     assert lines["API, exact critic"]["updates that lost value"] == 0
@@ -195,7 +195,7 @@ def test_the_algorithms_compared():
 
 
 def test_the_learning_critic_remembers():
-    mdp = four_rooms.four_rooms()
+    mdp = four_rooms_mdp.four_rooms()
     rng = np.random.default_rng(0)
     critic = compare.LearningCritic(sigma=0.0, samples=10.0)
     mu = np.full((104, 4), 1.0 / 416)
@@ -228,7 +228,7 @@ def test_theory_study_end_to_end(tmp_path, capsys):
 
 def test_a_broken_statement_is_an_error():
     line = {"statement": "Lemma x", "expected": "holds", "violations": 1}
-    with pytest.raises(RuntimeError, match="violated, and should hold: Lemma x"):
+    with pytest.raises(RuntimeError, match="should hold were violated: Lemma x"):
         theory_study.raise_if_violated({"random": [line], "four_rooms": []})
 
 

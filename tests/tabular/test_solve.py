@@ -8,7 +8,7 @@ import pytest
 from scipy.optimize import linprog
 
 from nextpolicy.core import returns
-from nextpolicy.tabular import four_rooms, operators, solve
+from nextpolicy.tabular import four_rooms_mdp, operators, solve
 from nextpolicy.tabular.mdp import TabularMDP, random_mdp, random_policy
 
 RNG_SEEDS = range(5)
@@ -92,7 +92,7 @@ def test_ties_share_probability():
 
 
 def test_policy_iteration_improves_everywhere_until_optimal():
-    mdp = four_rooms.four_rooms()
+    mdp = four_rooms_mdp.four_rooms()
     always_up = np.eye(4)[np.zeros(104, int)]
     run = solve.policy_iteration(mdp, always_up)
     np.testing.assert_array_equal(run.policies[0], always_up)
@@ -102,10 +102,10 @@ def test_policy_iteration_improves_everywhere_until_optimal():
 
 
 def test_renormalised_visitation_drops_the_terminal_part():
-    mdp = four_rooms.four_rooms()
+    mdp = four_rooms_mdp.four_rooms()
     pi = np.full((104, 4), 0.25)
     full, alive = solve.visitation(mdp, pi), solve.renormalised_visitation(mdp, pi)
-    goal = four_rooms.state_index(*four_rooms.GOAL)
+    goal = four_rooms_mdp.state_index(*four_rooms_mdp.GOAL)
     assert alive.sum() == pytest.approx(1.0)
     assert alive[goal].sum() == 0.0
     others = np.arange(104) != goal
@@ -118,7 +118,7 @@ def test_value_iteration_at_gamma_zero_and_when_stopped_early():
     with pytest.raises(RuntimeError, match="after 3 iterations"):
         solve.value_iteration(random_mdp(np.random.default_rng(0), 4, 2, 0.99), iterations=3)
     with pytest.raises(RuntimeError, match="after 1 iterations"):
-        solve.policy_iteration(four_rooms.four_rooms(), iterations=1)
+        solve.policy_iteration(four_rooms_mdp.four_rooms(), iterations=1)
 
 
 def test_both_ends_of_the_clipping_count():

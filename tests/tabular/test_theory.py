@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nextpolicy.tabular import four_rooms, operators, solve, theory
+from nextpolicy.tabular import four_rooms_mdp, operators, solve, theory
 from nextpolicy.tabular.mdp import FloatArray, TabularMDP, random_mdp, random_policy
 
 GAMMAS = (0.0, 0.3, 0.5, 0.8, 0.9, 0.95, 0.99)
@@ -232,7 +232,7 @@ def test_tv_dist_with_constant_one_is_tight():
 
 def test_certificates_take_batches():
     rng = np.random.default_rng(0)
-    mdp = four_rooms.four_rooms()
+    mdp = four_rooms_mdp.four_rooms()
     pi, beta, beta_next = (random_policy(rng, mdp, batch=(2, 3)) for _ in range(3))
     q = solve.action_value(mdp, pi) + rng.normal(size=pi.shape)
     together = theory.certificates(mdp, pi, beta, beta_next, q)
@@ -245,7 +245,7 @@ def test_certificates_take_batches():
 
 def test_a_certificate_that_promises_something():
     """An exact critic and a settled behaviour: the bound is positive, and true."""
-    mdp = four_rooms.four_rooms()
+    mdp = four_rooms_mdp.four_rooms()
     pi = np.full((104, 4), 0.25)
     best = solve.optimal(mdp).pi
     one = theory.certificate(mdp, pi, best, best, solve.action_value(mdp, pi))

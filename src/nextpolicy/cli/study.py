@@ -45,7 +45,7 @@ def _four_rooms(arguments: Sequence[str]) -> None:
     started = time.monotonic()
     if options.resume is not None:
         if fields or options.noise or options.rounds or options.out:
-            raise UsageError("--resume: expected no settings beside it; the study keeps its own")
+            raise UsageError("--resume: expected no other settings; the study keeps its own")
         result = study.resume(options.resume, quiet=options.quiet)
     else:
         rounds = study.ROUNDS if options.rounds is None else options.rounds
@@ -62,7 +62,7 @@ def _four_rooms(arguments: Sequence[str]) -> None:
 
 def _four_rooms_parser() -> Parser:
     from nextpolicy.studies.four_rooms.study import ROUNDS
-    from nextpolicy.tabular.four_rooms import NOISES
+    from nextpolicy.tabular.four_rooms_mdp import NOISES
 
     parser = Parser(
         prog="nextpolicy study four-rooms",

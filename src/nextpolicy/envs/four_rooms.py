@@ -1,4 +1,4 @@
-"""Four Rooms, sampled from the exact MDP in `nextpolicy.tabular.four_rooms`, with a time limit.
+"""Four Rooms, sampled from the exact MDP in `nextpolicy.tabular.four_rooms_mdp`, with a time limit.
 
 Observations are state numbers, rows of `spec.obs_table` [104, 13, 13, 2]. Entering the goal gives reward 1 and
 terminates.
@@ -14,7 +14,7 @@ import numpy as np
 
 from nextpolicy.envs.base import Discrete, EnvSpec, at_least_one, auto_reset, check_options
 from nextpolicy.envs.registry import Backend
-from nextpolicy.tabular import four_rooms as exact
+from nextpolicy.tabular import four_rooms_mdp as exact
 from nextpolicy.types import Array, Step
 
 _PIXELS = 16  # side of a drawn cell

@@ -69,13 +69,13 @@ class Run:
         damage = self._damage()
         if damage:
             raise RunError(
-                f"run: {self.path}: {damage[0]}; `nextpolicy resume {shlex.quote(str(self.path))}` computes them again "
-                "where a checkpoint allows, run.partial_metrics() gives the others"
+                f"run: {self.path}: {damage[0]}; `nextpolicy resume {shlex.quote(str(self.path))}` recomputes them "
+                "from a checkpoint if possible; run.partial_metrics() returns the others"
             )
         return runfiles.read_metrics(self.path)
 
     def partial_metrics(self) -> pd.DataFrame:
-        """The rows of all rounds whose metrics are whole, though others may be missing or damaged."""
+        """The rows of all rounds with intact metrics; others may be missing or damaged."""
         return runfiles.read_metrics(self.path, without=self._damage())
 
     def _damage(self) -> list[runfiles.Damage]:
@@ -83,9 +83,9 @@ class Run:
         return runfiles.metrics_damage(self.path, self.status["state"], self.config.num_rounds)
 
     def scores(self, allow_gaps: bool = False) -> pd.DataFrame:
-        """Per member: mean return of the episodes that ended in the last 10 % of its steps.
+        """Mean return of each member's episodes that ended in the last 10 % of its steps.
 
-        Missing or damaged metrics are an error; with `allow_gaps` only if they are of these last steps.
+        Missing or damaged metrics are an error; with `allow_gaps` only those of these last steps.
         """
         first = (1 - SCORE_SHARE) * self.config.num_rounds
         late = [d for d in self._damage() if d.last + 1 > first]
@@ -103,7 +103,7 @@ class Run:
     def snapshot(self, policy: str = "target", member: int = 0) -> PolicySnapshot:
         """Parameters and statistics of a member's policy at the newest whole checkpoint."""
         if policy not in ("target", "behaviour"):
-            raise ConfigError(f"policy: got {policy!r}, takes 'target' or 'behaviour'")
+            raise ConfigError(f"policy: expected 'target' or 'behaviour', got {policy!r}")
         member = whole("member", member, 0, len(self.members) - 1)
         agent = self._agents
         chosen = agent.target if policy == "target" else self._job.setup.algorithm.behaviour(agent.learner)
@@ -124,9 +124,10 @@ class Run:
         num_envs: int | None = None,
         seed: int = 0,
     ) -> pd.DataFrame:
-        """Every member's return over a fixed number of episodes per environment.
+        """Every member's returns over `episodes` episodes.
 
-        `episodes` in all, spread evenly over `num_envs` (default: one each), so that short ones count no more.
+        Each of the `num_envs` environments (default: one per episode) runs equally many, so that short episodes are
+        not over-represented.
         """
         return pd.DataFrame(self.evaluations(range(len(self.members)), episodes, policy, greedy, num_envs, seed))
 
@@ -139,7 +140,7 @@ class Run:
         num_envs: int | None = None,
         seed: int = 0,
     ) -> Iterator[dict[str, Any]]:
-        """The rows of `evaluate`, each computed when it is asked for, so that a caller may stop between members."""
+        """The rows of `evaluate`, computed lazily, so that a caller may stop between members."""
         episodes = whole("episodes", episodes, 1, MOST_EPISODES)
         if not isinstance(greedy, bool | np.bool_):
             raise ConfigError(f"greedy: expected true or false, got {shown(greedy)}")
@@ -183,7 +184,7 @@ class Run:
                 what = said[0].partition(";")[0] if said else f"checkpoint {self.config.num_rounds} is missing"
                 command = f"`nextpolicy resume {shlex.quote(str(self.path))}`"
                 raise RunError(
-                    f"run: {self.path}: {what}; {command} makes it again from an earlier one, if there is one"
+                    f"run: {self.path}: {what}; {command} continues from an earlier checkpoint, if there is one"
                 )
             try:
                 if rounds is not None:
@@ -194,6 +195,6 @@ class Run:
                 if checkpoint.list_rounds(folder) == there:
                     raise RunError(str(error).strip().splitlines()[0]) from error
             if checkpoint.list_rounds(folder) == there:
-                break  # else training has replaced it meanwhile: take the newest there is now
+                break  # otherwise training has replaced it: try the newest one
         because = f": {said[0].splitlines()[0]}" if said else ""
         raise RunError(f"run: {self.path} has no whole checkpoint yet; resume it first{because}")

@@ -21,12 +21,12 @@ import numpy as np
 
 from nextpolicy.loop.keys import member_keys
 from nextpolicy.loop.state import MemberState, Setup, init_agent
-from nextpolicy.tabular import four_rooms, solve, theory
+from nextpolicy.tabular import four_rooms_mdp, solve, theory
 from nextpolicy.tabular.mdp import FloatArray, TabularMDP
 from nextpolicy.types import Array
 
 ROOMS = ("top_left", "top_right", "bottom_left", "bottom_right")
-DOORWAY = four_rooms.state_index(*four_rooms.DOORWAYS["left"])
+DOORWAY = four_rooms_mdp.state_index(*four_rooms_mdp.DOORWAYS["left"])
 
 
 class Tables(NamedTuple):
@@ -53,7 +53,7 @@ class Trajectory(NamedTuple):
 def observe(setup: Setup, state: MemberState) -> Tables:
     """The hook training calls after every round of every member."""
     agent = state.agent
-    rows = jnp.arange(len(four_rooms.cells))
+    rows = jnp.arange(len(four_rooms_mdp.cells))
     return Tables(
         behaviour=setup.networks.policy(setup.algorithm.behaviour(agent.learner))(rows).logits,
         target=setup.networks.policy(agent.target)(rows).logits,
@@ -74,7 +74,7 @@ def observe_start(setup: Setup, seeds: np.ndarray) -> Tables:
 def trajectory(start: Tables, rounds: Tables, accepted: np.ndarray) -> Trajectory:
     """Join the start [M, ...] and the rounds [M, K, ...]."""
     join = lambda a, b: np.concatenate([np.asarray(a)[:, None], np.asarray(b)], axis=1).astype(np.float64)  # noqa: E731
-    goal = four_rooms.state_index(*four_rooms.GOAL)
+    goal = four_rooms_mdp.state_index(*four_rooms_mdp.GOAL)
     value = join(start.value, rounds.value)
     value[..., goal] = 0.0
     return Trajectory(
@@ -157,7 +157,7 @@ def _room_columns(
     best = solve.optimal(mdp).V
     columns = {}
     for number, room in enumerate(ROOMS):
-        cells = (four_rooms.room_of == number) & ~mdp.terminal
+        cells = (four_rooms_mdp.room_of == number) & ~mdp.terminal
         columns[f"value_error_{room}"] = np.abs(error[:, cells]).mean(-1)
         columns[f"value_bias_{room}"] = error[:, cells].mean(-1)
         columns[f"gap_{room}"] = (best - V_behaviour)[:, cells].mean(-1)
@@ -166,7 +166,7 @@ def _room_columns(
 
 
 def _route_columns(mdp: TabularMDP, behaviour: FloatArray) -> dict[str, np.ndarray]:
-    chance = four_rooms.top_route_probability(mdp, behaviour)
+    chance = four_rooms_mdp.top_route_probability(mdp, behaviour)
     start = int(np.argmax(mdp.start))
     return {"top_from_start": chance[:, start], "top_from_doorway": chance[:, DOORWAY]}
 

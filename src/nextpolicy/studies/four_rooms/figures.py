@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from nextpolicy.studies.four_rooms import exact, maze
 from nextpolicy.studies.four_rooms.study import Study
-from nextpolicy.tabular import four_rooms, solve
+from nextpolicy.tabular import four_rooms_mdp, solve
 from nextpolicy.tabular.mdp import TabularMDP
 
 # Okabe and Ito's colours; line styles and weights tell them apart without colour.
@@ -136,7 +136,7 @@ def rooms(study: Study) -> Figure:
     gap.legend(fontsize=8, loc="lower left")
     _bands(route, {a: study.column(a, "top_from_doorway") for a in study.algos},
            "(b) Top route from doorway (6, 2)", "probability")  # fmt: skip
-    best = four_rooms.top_route_probability(study.mdp, solve.optimal(study.mdp).pi, exact.DOORWAY)
+    best = four_rooms_mdp.top_route_probability(study.mdp, solve.optimal(study.mdp).pi, exact.DOORWAY)
     route.axhline(float(best), color="black", linestyle=":", linewidth=1.0, gid="optimal")
     route.text(0, float(best), f" optimal {float(best):.3f}", va="bottom", fontsize=8)
     route.set_ylim(-0.03, 1.05)

@@ -22,9 +22,9 @@ CAPTIONS = {
     "learning-curves": "Exact quantities of every round. Lines are medians over seeds, bands their middle half; (a) "
     "also shows every seed. PPO updates its target every round, so it has no dots. Visitations are without their "
     "terminal part.",
-    "bottom-left-room": "The room the source's story is about: how much value the policy loses there, and how often it "
+    "bottom-left-room": "The room that the paper discusses: how much value the policy loses there, and how often it "
     "turns back to the top from the doorway into it.",
-    "certificates": "Every bound holds; how far it is from the truth. Medians over seeds.",
+    "certificates": "The bounds beside the true improvement. Medians over seeds.",
     "examination-ppo": "PPO, round by round, one seed.",
     "examination-sv-dynamic": "SV-PPO with the dynamic gate, round by round, same seed.",
     "examination-sv-static": "SV-PPO with the static gate, round by round, same seed.",
@@ -32,7 +32,7 @@ CAPTIONS = {
 
 
 def headlines(study: Study) -> list[str]:
-    """The five numbers that matter."""
+    """The five main results, one line each."""
     rows, rounds = study.rows, study.rounds
     of = lambda algo, column: summary.of_algo(rows, algo, column)  # noqa: E731
     finals = ", ".join(f"{NAMES[a]} {np.median(of(a, 'final_value')):.4f}" for a in study.algos)
@@ -43,7 +43,7 @@ def headlines(study: Study) -> list[str]:
     held, total = (sum(r[c] for r in rows) for c in ("certificates_held", "certificates"))
     vacuous = sum(r["certificates_vacuous"] for r in rows)
     dynamic = of("sv-dynamic", "updates")
-    # A seed too short-lived for an accepted update has no ratio to speak of.
+    # A seed without an accepted update has no ratio.
     ratio = of("sv-dynamic", "kl_ratio")
     ratio = ratio[np.isfinite(ratio)]
     times = f"{summary.median_interval(ratio)} times that of a behavioural step" if len(ratio) else "no update was made"
@@ -60,7 +60,7 @@ def headlines(study: Study) -> list[str]:
 
 
 def algorithm_table(study: Study) -> list[dict[str, Any]]:
-    """Median and interval over seeds, a line per quantity and a column per algorithm."""
+    """Median and interval over seeds: one row per quantity, one column per algorithm."""
     lines = []
     for column, words in _TABLE.items():
         cells = {NAMES[a]: summary.median_interval(summary.of_algo(study.rows, a, column)) for a in study.algos}
@@ -90,7 +90,7 @@ _TABLE = {
 
 
 def certificate_table(study: Study) -> list[dict[str, Any]]:
-    """How many certificates there are, hold, and say anything; by algorithm, all rounds and accepted ones."""
+    """How many certificates hold and how many are vacuous, by algorithm, over all, accepted and held rounds."""
     lines = []
     for algo in study.algos:
         accepted = study.column(algo, "accepted").astype(bool)
@@ -133,8 +133,8 @@ def write_report(study: Study, say: Callable[[str], None]) -> Path:
     out.text(
         "The certificate of round k is the lower bound of the SV-API theorem on V(s0) of the next behavioural policy "
         "minus V(s0) of the target, with q = R + gamma P v and delta = max d_TV / (1 - gamma). On accepted rounds it "
-        "certifies the update that was made; on held ones the update that would have been. A vacuous bound is not "
-        "positive: it promises nothing."
+        "certifies the update that was made, on held ones the update that was not. A bound that is not positive is "
+        "vacuous: it guarantees no improvement."
     )
     out.table(certificate_table(study))
     out.heading("Every member")

@@ -3,8 +3,8 @@
     tables/start.npz, tables/part-*.npz   log-probabilities and critic on all 104 observations, one part per block
     exact.parquet                         the exact quantities of every member and round
 
-A study that was stopped goes on from its last checkpoint: training is the same bit for bit, and blocks whose tables
-did not reach the disk are done again.
+A study that was stopped continues from its last checkpoint: training is the same bit for bit, and blocks whose tables
+were not written are repeated.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from nextpolicy.run.program_cache import enable_cache
 from nextpolicy.run.training import run_job
 from nextpolicy.runfiles import read_metrics, write_json, write_whole
 from nextpolicy.studies.four_rooms import exact, summary
-from nextpolicy.tabular import four_rooms
+from nextpolicy.tabular import four_rooms_mdp
 from nextpolicy.tabular.mdp import TabularMDP
 
 ALGOS = ("ppo", "sv-static", "sv-dynamic")
 ROUNDS = 195
-# A checkpoint of 24 members is some 170 MB: a visit of the host every few seconds would be mostly that.
+# A checkpoint of 24 members is about 170 MB: with shorter blocks, saving would take most of the time.
 BLOCK_ROUNDS = 13
 MARK = "study.json"  # beside config.json: this run is a study
 _NAME = re.compile(r"part-(\d{8})-(\d{8})\.npz")
@@ -39,7 +39,7 @@ _NAME = re.compile(r"part-(\d{8})-(\d{8})\.npz")
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """A finished study: what was trained, and all there is to know about every round. Columns are [M, K]."""
+    """A finished study: the trained population and the exact quantities of every round. Columns are [M, K]."""
 
     path: Path
     config: TrainConfig
@@ -76,9 +76,9 @@ class Study:
 
 
 def configuration(noise: str = "fail", rounds: int = ROUNDS, **fields: Any) -> TrainConfig:
-    """The spec's settings for the three algorithms, then any field by its flat name."""
+    """The preset's settings for the three algorithms, then any field by its flat name."""
     rounds = whole("rounds", rounds, 1, 2**31 - 1)
-    four_rooms.move_probabilities(noise)
+    four_rooms_mdp.move_probabilities(noise)
     given = {"seeds": 8, "block_rounds": min(BLOCK_ROUNDS, rounds), **fields}
     config = presets.build("four-rooms", algo=ALGOS, env_options={"noise": noise}, **given)
     return config.replace(total_env_steps=rounds * config.batch_size)
@@ -97,10 +97,10 @@ def run(config: TrainConfig, path: str | Path, *, quiet: bool = False) -> Study:
 
 
 def resume(path: str | Path, *, quiet: bool = False) -> Study:
-    """Go on with a study that was stopped, or read one that was not."""
+    """Continue a study that was stopped, or read one that has finished."""
     folder = RunFolder.open(path)
     if not (folder.path / MARK).is_file():
-        raise RunError(f"resume: {path} is a run but not a Four Rooms study, takes a folder that the study made")
+        raise RunError(f"resume: expected the folder of a Four Rooms study, got {path}, which holds another run")
     folder.lock()
     try:
         enable_cache()
@@ -135,7 +135,7 @@ def load(folder: RunFolder, config: TrainConfig) -> Study:
     parts = [_load(path) for _, _, path in _parts(folder.path / "tables")]
     rounds = exact.Tables(*(np.concatenate(x, axis=1) for x in zip(*parts)))
     trajectory = exact.trajectory(_load(folder.path / "tables" / "start.npz"), rounds, columns["accepted"])
-    mdp = four_rooms.four_rooms(config.environment.env_options.get("noise", "fail"), config.algorithm.gamma)
+    mdp = four_rooms_mdp.four_rooms(config.environment.env_options.get("noise", "fail"), config.algorithm.gamma)
     study = Study(folder.path, config, mdp, trajectory, columns, exact.quantities(mdp, trajectory))
     _write_exact(study, frame)
     return study
@@ -166,7 +166,7 @@ def _parts(folder: Path) -> list[tuple[int, int, Path]]:
 
 
 def _rounds_on_disk(folder: Path) -> int:
-    """Rounds whose tables are all there; what lies past the first hole is removed."""
+    """Number of rounds with tables, counted up to the first gap; later files are removed."""
     expected = 0
     for first, last, path in _parts(folder):
         if first == expected:

@@ -16,14 +16,17 @@ from matplotlib.figure import Figure
 from nextpolicy.config import whole
 from nextpolicy.core import check
 from nextpolicy.criteria.stable_values import GateParams
-from nextpolicy.tabular import api, solve
+from nextpolicy.tabular import solve
+from nextpolicy.tabular.evaluation import Evaluate, exact_evaluation
+from nextpolicy.tabular.improvement import Improve, conservative_step, mirror_descent_step
 from nextpolicy.tabular.mdp import FloatArray, TabularMDP
+from nextpolicy.tabular.policy_iteration import History, on_policy_api, sv_api
 
-FELL = 1e-6  # a target whose value drops by more than this has lost monotonicity
+FELL = 1e-6  # a drop of the target's value by more than this counts
 
 
 class LearningCritic:
-    """An `api.Evaluate` with a memory: one per run."""
+    """An `Evaluate` with a memory: one for each run."""
 
     def __init__(self, sigma: float, samples: float) -> None:
         check.number("sigma", sigma, 0.0, np.inf)
@@ -41,7 +44,7 @@ class LearningCritic:
 
 @dataclass(frozen=True)
 class Settings:
-    """How the comparison is made."""
+    """Settings of the comparison."""
 
     rounds: int = 150
     repeats: int = 8
@@ -51,7 +54,7 @@ class Settings:
     delta_v: float = 0.1
     k_min: int = 4
     k_max: int = 33
-    mixing: float = 0.1  # of the CPI that does not ask its bound
+    mixing: float = 0.1  # of CPI with a fixed step
 
     def __post_init__(self) -> None:
         for name in ("rounds", "repeats"):
@@ -60,46 +63,50 @@ class Settings:
             check.number(name, getattr(self, name), 0.0, 1e12)
 
 
-def variants(mdp: TabularMDP, settings: Settings) -> dict[str, Callable[[np.random.Generator], api.History]]:
-    """The contestants; each call is one run from the uniform policy."""
+def variants(mdp: TabularMDP, settings: Settings) -> dict[str, Callable[[np.random.Generator], History]]:
+    """The algorithms; each call is one run from the uniform policy."""
     start = np.full((mdp.states, mdp.actions), 1.0 / mdp.actions)
-    step = api.mirror_descent_step(settings.step_size)
+    mirror = mirror_descent_step(settings.step_size)
     gate = GateParams(settings.delta_v, settings.k_min, settings.k_max, 0.0, False)  # type: ignore[arg-type]
-    critic = lambda: LearningCritic(settings.sigma, settings.samples)  # noqa: E731
-    fixed = settings.mixing / (1.0 - mdp.gamma)
-    common = {"rounds": settings.rounds}
+
+    def api(improve: Improve, rng: np.random.Generator, evaluate: Evaluate | None = None) -> History:
+        critic = evaluate or LearningCritic(settings.sigma, settings.samples)
+        return on_policy_api(mdp, start, critic, improve, rounds=settings.rounds, rng=rng)
+
+    def gated(rng: np.random.Generator) -> History:
+        critic = LearningCritic(settings.sigma, settings.samples)
+        return sv_api(mdp, start, critic, mirror, gate, rounds=settings.rounds, rng=rng)
+
+    best_bound = conservative_step(mdp.gamma)
+    fixed = conservative_step(mdp.gamma, settings.mixing / (1.0 - mdp.gamma))
     return {
-        "API, exact critic": lambda rng: api.on_policy_api(mdp, start, api.exact_evaluation, step, rng=rng, **common),
-        "API": lambda rng: api.on_policy_api(mdp, start, critic(), step, rng=rng, **common),
-        "SV-API": lambda rng: api.sv_api(mdp, start, critic(), step, gate, rng=rng, **common),
-        "CPI, step of its bound": lambda rng: api.conservative_policy_iteration(
-            mdp, start, critic(), rng=rng, **common
-        ),
-        f"CPI, mixing {settings.mixing:g}": lambda rng: api.conservative_policy_iteration(
-            mdp, start, critic(), rng=rng, delta=fixed, **common
-        ),
+        "API, exact critic": lambda rng: api(mirror, rng, exact_evaluation),
+        "API": lambda rng: api(mirror, rng),
+        "SV-API": gated,
+        "CPI, step of its bound": lambda rng: api(best_bound, rng),
+        f"CPI, mixing {settings.mixing:g}": lambda rng: api(fixed, rng),
     }
 
 
-def compare(mdp: TabularMDP, settings: Settings) -> dict[str, list[api.History]]:
+def compare(mdp: TabularMDP, settings: Settings) -> dict[str, list[History]]:
     """Every variant with the same noise seeds."""
     seeds = range(settings.repeats)
     return {n: [run(np.random.default_rng(s)) for s in seeds] for n, run in variants(mdp, settings).items()}
 
 
-def falls(history: api.History) -> np.ndarray:
+def falls(history: History) -> np.ndarray:
     """Rounds in which the target's value dropped."""
     return np.flatnonzero(np.diff(history.target_value) < -FELL)
 
 
-def _certified(history: api.History) -> bool:
+def _certified(history: History) -> bool:
     """Every certificate whose assumption was met holds."""
     certificates = history.certificates
     return bool(certificates.holds[certificates.assumptions_met].all())
 
 
-def table(histories: dict[str, list[api.History]]) -> list[dict[str, Any]]:
-    """A line per variant: medians over the repeats."""
+def table(histories: dict[str, list[History]]) -> list[dict[str, Any]]:
+    """One row per variant: medians over the repeats."""
     lines = []
     for name, runs in histories.items():
         dropped = [falls(h) for h in runs]
@@ -133,7 +140,7 @@ _STYLES = (
 )
 
 
-def figure(mdp: TabularMDP, histories: dict[str, list[api.History]]) -> Figure:
+def figure(mdp: TabularMDP, histories: dict[str, list[History]]) -> Figure:
     """Value of the target per round, and the losses of value on the way. gid `falls`: one mark per lost update."""
     out = Figure(figsize=(10.5, 4.2), layout="constrained")
     value, loss = out.subplots(1, 2)

@@ -14,7 +14,7 @@ from nextpolicy.run.folder import RunError
 from nextpolicy.runfiles import write_whole
 from nextpolicy.studies import page
 from nextpolicy.studies.theory import checks, compare
-from nextpolicy.tabular import four_rooms
+from nextpolicy.tabular import four_rooms_mdp
 
 
 def claim(path: Path) -> None:
@@ -31,7 +31,7 @@ def run(
     say(f"theory: {cases} cases on random MDPs")
     everything = [*checks.random_cases(cases, seed), checks.unseen_door()]
     random, worst = checks.check(iter(everything))
-    mdp = four_rooms.four_rooms()
+    mdp = four_rooms_mdp.four_rooms()
     say(f"theory: {four_rooms_cases} cases on Four Rooms")
     on_maze, _ = checks.check(checks.random_cases(four_rooms_cases, seed + 1, mdp))
     say(f"theory: policy iteration, {settings.repeats} repeats of {settings.rounds} rounds each")
@@ -48,26 +48,26 @@ def run(
 
 def write_report(path: Path, results: dict[str, Any], settings: compare.Settings) -> Path:
     """CSV tables, counterexamples as JSON, the figure and report.html."""
-    out = page.Page("The theory of next-policy sampling, tried")
+    out = page.Page("The theory of next-policy sampling, tested")
     out.heading("Statements on random MDPs")
     out.text(
         "Two to eight states, two to four actions; exact, slightly wrong, arbitrarily wrong and adversarial estimates; "
-        "one case made by hand. A violation is beyond rounding. The ratio of bound to truth is the median over cases "
-        "where both are positive: 1 is tight, below 1 a lower bound that promises less than happens, above 1 an upper "
-        "bound that allows more. A vacuous lower bound is not positive."
+        "one hand-made case. A violation exceeds rounding error. The ratio of bound to true value is the median over "
+        "cases where both are positive: 1 is tight, a loose lower bound is below 1, a loose upper bound above. A lower "
+        "bound is vacuous if it is not positive."
     )
     out.table(results["random"])
     out.heading("The same on Four Rooms")
     out.table(results["four_rooms"])
     out.heading("Counterexamples: the largest violation of each statement that fails")
-    out.text("In full, with every array, in counterexamples.json.")
+    out.text("counterexamples.json has them in full, with every array.")
     plain = ("bound", "truth", "states", "actions", "gamma", "estimate", "largest_error_times_1_minus_gamma")
     if results["counterexamples"]:
         rows = [{"statement": n, **{k: c[k] for k in plain}} for n, c in results["counterexamples"].items()]
         out.table(rows)
     out.heading("Algorithms 1 and 2 and conservative iteration with a slow, noisy critic")
     out.text(
-        "Four Rooms from the uniform policy; all see data of their own behaviour. "
+        "Four Rooms from the uniform policy; each algorithm sees the data of its own behavioural policy. "
         + ", ".join(f"{k} {v:g}" for k, v in asdict(settings).items())
         + ". Medians (updates: means) over repeats."
     )

@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 import pytest
 
-from nextpolicy.tabular import four_rooms as rooms
+from nextpolicy.tabular import four_rooms_mdp as rooms
 from nextpolicy.tabular import solve
 from nextpolicy.tabular.mdp import TabularMDP, random_mdp
 

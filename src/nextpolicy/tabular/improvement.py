@@ -1,0 +1,47 @@
+"""Policy improvement for policy iteration: greedy, mirror descent, and conservative steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from nextpolicy.tabular import operators
+from nextpolicy.tabular.mdp import FloatArray
+
+Improve = Callable[[FloatArray, FloatArray, FloatArray], FloatArray]
+"""(q [S, A], behavioural policy [S, A], mu [S, A]) -> next behavioural policy [S, A]."""
+
+
+def greedy_step(ties: float = operators.TIES) -> Improve:
+    """greedy(q), independent of the current policy."""
+    return lambda q, policy, mu: operators.greedy(q, ties=ties)
+
+
+def mirror_descent_step(step_size: float) -> Improve:
+    """pi exp(step_size q), normalised over actions."""
+    return lambda q, policy, mu: operators.mirror_descent(policy, q, step_size)
+
+
+def conservative_step(gamma: float, delta: float | None = None) -> Improve:
+    """The step of conservative policy iteration (Kakade and Langford, 2002): (1 - alpha) pi + alpha greedy(q).
+
+    alpha = delta (1 - gamma). If delta is None it maximises the bound `theory.cpi_bound` of the estimate: with
+    G = sum_s mu(s) sum_a (greedy - pi)(a|s) q(s, a), delta = (1 - gamma) G / (4 gamma), at most 1 / (1 - gamma).
+    """
+    if not 0.0 <= gamma < 1.0:
+        raise ValueError(f"gamma: expected a number in [0, 1), got {gamma!r}")
+    if delta is not None and not 0.0 <= delta * (1.0 - gamma) <= 1.0 + 1e-12:
+        raise ValueError(
+            f"delta: expected None or a number in [0, 1 / (1 - gamma)] = [0, {1 / (1 - gamma):g}], got {delta!r}"
+        )
+
+    def improve(q: FloatArray, policy: FloatArray, mu: FloatArray) -> FloatArray:
+        best = operators.greedy(q)
+        if delta is not None:
+            return operators.mixture(policy, best, min(1.0, delta * (1.0 - gamma)))
+        gain = float((mu.sum(-1) * ((best - policy) * q).sum(-1)).sum())
+        alpha = 1.0 if gamma == 0.0 else (1.0 - gamma) ** 2 * gain / (4.0 * gamma)
+        return operators.mixture(policy, best, float(np.clip(alpha, 0.0, 1.0)))
+
+    return improve
