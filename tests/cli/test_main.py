@@ -52,7 +52,10 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["train", "cartpole-v1"], ["gymnax/CartPole-v1"]),
     (["train", "four-room"], ["four-rooms"]),
     (["train", "four-rooms", "--env-options", "nois=fail"], ["nois", "noise"]),
-    (["train", "probe/endless", "--env-options", "time_limit=0"], ["time_limit=0"]),
+    (
+        ["train", "probe/endless", "--env-options", "time_limit=0"],
+        ["probe/endless time_limit: expected a whole number of at least 1, got 0"],
+    ),
     (["train"], ["required: env"]),
     # options and fields
     (["train", "four-rooms", "--learning-rat", "1"], ["--learning-rat", "'--learning-rate'"]),

@@ -284,7 +284,7 @@ def test_every_game_of_the_paper_starts(game):
         ("atari/Brekout", {}, "nearest: atari/Breakout"),
         ("atari/mspacman", {}, "nearest: atari/MsPacman"),
         ("atari/", {}, "expected a known id, got 'atari/'"),
-        ("atari/Combat", {}, "got 'atari/Combat', which needs two players, which ale-py cannot run$"),
+        ("atari/Combat", {}, "got 'atari/Combat', which needs two players and cannot be run by ale-py$"),
         ("atari/Pong", {"colour": 1}, "atari/Pong: expected clip_reward, episodic_life, .*, got option 'colour'"),
         ("atari/Pong", {"sticky": 2.0}, r"sticky: expected a number in \[0, 1\], got 2"),
         ("atari/Pong", {"frame_skip": 0}, "frame_skip: expected a whole number of at least 1, got 0"),

@@ -451,7 +451,7 @@ def test_a_picture_is_whole_numbers_of_three_colours(picture, got):
             frame = pool.render()
             assert (frame.shape, frame.dtype, frame.max()) == ((4, 5, 3), np.uint8, 200)
         else:
-            with pytest.raises(HostEnvError, match=f"render gave {got}.*, takes whole numbers"):
+            with pytest.raises(HostEnvError, match=f"expected render to return integers .*, got {got}"):
                 pool.render()
     finally:
         pool.close()

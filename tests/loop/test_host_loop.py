@@ -559,7 +559,7 @@ def test_bad_combinations_are_one_line():
         ):
             nextpolicy.train(env_fn=wrong)  # type: ignore[arg-type]
     for wrong in (Counter(), Counter):
-        with pytest.raises(ValueError, match=r"takes a gymnax-style environment; one of Gymnasium's is made by env_fn"):
+        with pytest.raises(ValueError, match=r"expected a gymnax-style .*; pass a Gymnasium environment as env_fn"):
             nextpolicy.train(wrong)
     for mine in ({"env": "gym/CartPole-v1"}, {"env": "gymnax/CartPole-v1"}, {"env_fn": Counter}):
         with pytest.raises(ConfigError, match="env_params: got them without an environment object"):

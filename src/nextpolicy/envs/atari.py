@@ -174,7 +174,9 @@ BACKEND = Backend(
     make=make,
     names=games,
     # Given one of these, ale-py's emulator ends the whole process.
-    excluded=dict.fromkeys(("Combat", "Joust", "MazeCraze", "Warlords"), "needs two players, which ale-py cannot run"),
+    excluded=dict.fromkeys(
+        ("Combat", "Joust", "MazeCraze", "Warlords"), "needs two players and cannot be run by ale-py"
+    ),
     runs_on_host=True,
     extra="atari",
     packages=("ale-py", "gymnasium"),

@@ -117,8 +117,8 @@ class GymnaxEnv:
         return obs.astype(bool) if self._binary_obs else obs
 
     def _reset_one(self, key: Array) -> tuple[PyTree, Array]:
-        reset = getattr(self.env, "reset_env", None) or getattr(self.env, "reset")  # noqa: B009
-        obs, state = reset(key, self.params)
+        reset = "reset_env" if hasattr(self.env, "reset_env") else "reset"
+        obs, state = getattr(self.env, reset)(key, self.params)
         return strip_weak_types(state), self._observe(obs)
 
     def _step_one(self, key: Array, state: PyTree, action: Array) -> tuple[PyTree, Array, Array, Array, Array]:
@@ -147,7 +147,7 @@ class GymnaxEnv:
 
 
 def _constructor_options(env: object) -> set[str]:
-    init = getattr(type(env), "__init__")  # noqa: B009
+    init = type(env).__init__
     return set() if init is object.__init__ else set(inspect.signature(init).parameters) - {"self", "args", "kwargs"}
 
 

@@ -31,18 +31,18 @@ _MODULES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """A family of environments that share the prefix of their ids.
+    """A family of environments whose ids share a prefix.
 
-    The module that defines it imports its optional packages inside functions only, so that a record is cheap to have.
+    Its module imports optional packages inside functions only: reading a record must not need them.
     """
 
     prefix: str
     make: Callable[..., DeviceEnv | HostEnv]
-    """Called as `make(name, **options)`; `name` is empty where `names` is None."""
+    """Called as `make(name, **options)`; `name` is empty if `names` is None."""
     names: Callable[[], Iterable[str]] | None = None
-    """Lists the names behind the prefix, `excluded` ones included; None if the prefix alone is the only id."""
+    """Lists all names, also those in `excluded`; None if there is one environment, whose id is the prefix."""
     excluded: Mapping[str, str] = field(default_factory=dict)
-    """Names that are not offered, each with a reason that completes "..., which "."""
+    """Names that are not offered, with the reason as a clause: "downloads a data set"."""
     runs_on_host: bool = False
     """Whether `make` returns a `HostEnv` (NumPy in, NumPy out) rather than a `DeviceEnv` (inside XLA)."""
     imports_modules: bool = False
@@ -50,13 +50,13 @@ class Backend:
     checks_options: bool = False
     """Whether `make` finds every wrong option; otherwise a device environment is traced once to find the rest."""
     extra: str | None = None
-    """The extra of `pip install nextpolicy[extra]` that installs its packages."""
+    """The extra in pyproject.toml that installs its packages."""
     packages: tuple[str, ...] = ()
     """Distributions whose versions can change results: recorded with a run, and part of a cached program's name."""
     traced_modules: tuple[str, ...] = ()
     """Importable packages whose functions JAX traces: their code is part of a cached program's name."""
     presets: Mapping[str, str] = field(default_factory=dict)
-    """Pattern of names -> preset that `paper` means for them; the first match counts."""
+    """Which preset `paper` means: pattern of names -> preset, first match wins; none is `default`."""
 
     @property
     def form(self) -> str:
@@ -65,7 +65,7 @@ class Backend:
 
     @property
     def code(self) -> tuple[str, ...]:
-        """Modules and packages whose code can become part of a compiled program."""
+        """Modules and packages whose functions JAX may trace, with the one that defines `make`."""
         return (self.make.__module__, *self.traced_modules)
 
     def ids(self) -> list[str]:
@@ -75,7 +75,7 @@ class Backend:
         return [f"{self.prefix}/{name}" for name in self.names() if name not in self.excluded]
 
     def preset(self, name: str) -> str:
-        """The preset that `paper` means for one of its environments; `default` if the paper has none."""
+        """The preset that `paper` means for the environment `name`."""
         return next((preset for pattern, preset in self.presets.items() if fnmatchcase(name, pattern)), "default")
 
 
@@ -91,7 +91,7 @@ def backends() -> Mapping[str, Backend]:
 
 
 def register(backend: Backend) -> None:
-    """Add a backend of your own for this process; whoever resumes its runs has to register it again."""
+    """Add a backend for this process. Resuming its runs elsewhere needs the same call."""
     if backend.prefix in _table():
         raise ValueError(f"prefix: expected one that no backend has, got {backend.prefix!r}; choose another")
     _table()[backend.prefix] = backend
