@@ -243,12 +243,15 @@ def metrics_damage(run: Path, state: str, rounds: int) -> list[Damage]:
 
 
 def read_metrics(run: Path, without: list[Damage] | None = None) -> pd.DataFrame:
-    """All rows, sorted by member and round, except those of the parts in `without`."""
+    """All rows, sorted by member and round, except those of the parts in `without`; ValueError if a part is damaged."""
     bad = {d.path for d in without or ()}
     frames = [read_part(path) for _, _, path in parts(run / "metrics") if path not in bad]
     if not frames:
         return pd.DataFrame()
-    return pd.concat(frames, ignore_index=True).sort_values(["member", "round"], ignore_index=True)
+    frame = pd.concat(frames, ignore_index=True)
+    if not {"member", "round"} <= set(frame):
+        raise ValueError("metrics: expected columns member and round, got parts without them")
+    return frame.sort_values(["member", "round"], ignore_index=True)
 
 
 def late_rows(frame: pd.DataFrame, total_steps: int) -> pd.DataFrame:

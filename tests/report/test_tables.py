@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nextpolicy.report import aggregate, formats, summary, tables, text
+from nextpolicy.report import aggregate, columns, formats, layout, summary, tables, text
 from nextpolicy.report.aggregate import AggregateRow
 from nextpolicy.report.comparable import load_all
-from nextpolicy.report.members import STATISTICS, member_table
+from nextpolicy.report.members import member_table
 from nextpolicy.run.suite import SUITES
 
 from .synthetic import write_run
@@ -83,7 +83,7 @@ def test_a_members_row(members):
         "entropy_late": 0.1,
         "target_score": np.nan,
     }
-    assert list(expected) == list(STATISTICS)
+    assert set(expected) == {each.name for each in columns.STATISTICS}
     for name, value in expected.items():
         assert row[name] == pytest.approx(value, nan_ok=True), name
     assert (row["suite"], row["run"], row["state"]) == ("brax", "a", "finished")
@@ -113,8 +113,8 @@ def test_every_column_of_an_environment_table(members):
         "score_spread": 30.0,  # standard deviation of 120, 150, 180
         "significant": True,  # t = 5 / sqrt(9/3 + 4/3) = 2.40, df = 3.5: p = 0.083
         "updates_pct_of_ppo": 50.0,
-        "diff_over_threshold_median_pct": 250.0,
-        "diff_std_pct_of_threshold": 100 * np.sqrt(20 * 1.25 / 19),
+        "diff_median_pct": 250.0,
+        "diff_std_pct": 100 * np.sqrt(20 * 1.25 / 19),
         "value_loss_x_ppo": 0.56,  # 0.28 / 0.5
         "value_loss_late_x_ppo": 2.0,  # 1 / 0.5
         "kl_target_x_ppo": 2.0,
@@ -138,7 +138,7 @@ def test_every_column_of_an_environment_table(members):
         assert row[name] == value or row[name] == pytest.approx(value, nan_ok=True), name
     assert row["p_value"] == pytest.approx(0.0823, abs=2e-3)
     assert of(members, "brax/ant", "sv-static")["kl_target_x_ppo"] == pytest.approx(4.0)
-    assert np.isnan(of(members, "brax/ant", "sv-static")["diff_over_threshold_median_pct"])
+    assert np.isnan(of(members, "brax/ant", "sv-static")["diff_median_pct"])
 
 
 def test_intervals_hold_their_numbers_and_no_spread_gives_no_width(members):
@@ -147,7 +147,7 @@ def test_intervals_hold_their_numbers_and_no_spread_gives_no_width(members):
     assert 100 <= row["score_pct_of_ppo_low"] < 150 < row["score_pct_of_ppo_high"] <= 225
     assert (row["value_loss_x_ppo_low"], row["value_loss_x_ppo_high"]) == pytest.approx((0.56, 0.56))
     assert (row["value_loss_late_x_ppo_low"], row["value_loss_late_x_ppo_high"]) == (2.0, 2.0)
-    for name in tables.INTERVALS:
+    for name in (view.name.format(each.name) for each in columns.STATISTICS for view in each.views):
         assert {f"{name}_low", f"{name}_high"} <= set(row.index)
 
 
@@ -234,7 +234,7 @@ def test_a_missing_seed_and_a_failed_environment_are_shown(tmp_path, members):
         .to_dict("records")
     )
     assert (row["environments"], row["environments_planned"]) == (1, 3)
-    shown = formats.markdown(table.reset_index(), text.environment_columns(table.reset_index()))
+    shown = formats.markdown(table.reset_index(), layout.environment_columns(table.reset_index()))
     assert "| 2 of 3; PPO 3 |" in shown
     assert "rewards were not finite" in shown
 
@@ -301,7 +301,7 @@ def test_one_seed_has_no_interval(tmp_path):
     tables_, totals = tables.all_tables(member_table(load_all([tmp_path])))
     assert np.isnan(tables_["brax", "sv-static"].iloc[0]["score_pct_of_ppo_low"])
     table = tables_["brax", "sv-static"]
-    assert "| brax/ant | 1 | 100.0 |" in formats.markdown(table, text.environment_columns(table))
+    assert "| brax/ant | 1 | 100.0 |" in formats.markdown(table, layout.environment_columns(table))
     assert "median_pct_ppo_low" not in totals or totals["median_pct_ppo_low"].isna().all()
 
 
@@ -330,10 +330,10 @@ def test_numbers_as_shown(value, shown):
 def test_markdown_latex_and_summary(members):
     by_key, _ = tables.all_tables(members)
     table = by_key["brax", "sv-dynamic"]
-    shown = formats.markdown(table, text.environment_columns(table))
+    shown = formats.markdown(table, layout.environment_columns(table))
     assert "| brax/ant | 3 | 150.0 ± 30.0 [" in shown
     assert shown.count("\n") == 2 + 3
-    tex = formats.latex(table, text.environment_columns(table), "50 % of brax_x")
+    tex = formats.latex(table, layout.environment_columns(table), "50 % of brax_x")
     for word in (
         r"\toprule",
         r"\midrule",
@@ -360,7 +360,7 @@ def test_the_summary(compared):
 def test_what_documents_would_misread_is_escaped(tmp_path):
     write_run(tmp_path / "a", "brax/ant", state="failed", reason="a|b <c>\n50 % of $x_1 {y} ~^\\ -3")
     table = tables.environment_table(member_table(load_all([tmp_path])), "sv-static")
-    columns = text.environment_columns(table)
+    columns = layout.environment_columns(table)
     (line,) = formats.markdown(table, columns).splitlines()[2:]
     assert "a\\|b &lt;c> 50 % of $x_1" in line
     note = formats.latex(table, columns, "x").splitlines()[-2]
@@ -395,7 +395,7 @@ def test_unfinished_runs_have_no_statistics_and_say_how_far_they_are(tmp_path):
     write_run(tmp_path / "a", "brax/ant", rounds=20, state="running")
     (tmp_path / "a" / "status.json").write_text('{"state": "running", "time": "2026-01-02T03:04:05+0000"}')
     members = member_table(load_all([tmp_path]))
-    assert members[list(STATISTICS)].isna().all(axis=None)
+    assert members[[each.name for each in columns.STATISTICS]].isna().all(axis=None)
     assert members["reason"].unique() == "20 of 20 rounds done, last sign 2026-01-02 03:04"
     write_run(tmp_path / "b", "brax/hopper", rounds=20, state="stopped")
     assert member_table(load_all([tmp_path / "b"]))["reason"].unique() == "20 of 20 rounds done"
