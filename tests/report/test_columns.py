@@ -43,15 +43,17 @@ def cells(markdown: str, heading: str) -> dict[str, str]:
     return {row[0]: row[head.index(heading)] for row in rows}
 
 
-@pytest.fixture
-def norms(tmp_path, monkeypatch) -> Path:
-    """A report on two environments with a record more than there are; one run lacks its metric."""
-    monkeypatch.setattr(columns, "STATISTICS", (*columns.STATISTICS, GRAD_NORM))
+@pytest.fixture(scope="module")
+def norms(tmp_path_factory) -> Path:
+    """A report with one more record than usual, on two runs of which one lacks its metric."""
+    root = tmp_path_factory.mktemp("norms")
     recorded = {"grad_norm": lambda algo, seed, k: np.full(len(k), NORMS[algo])}
-    write_run(tmp_path / "runs" / "new", "brax/ant", seeds=2, columns=recorded)
-    write_run(tmp_path / "runs" / "old", "brax/hopper", seeds=2)
-    assert report(tmp_path / "runs", "--out", tmp_path / "r.html") == 0
-    return tmp_path
+    write_run(root / "runs" / "new", "brax/ant", seeds=2, columns=recorded)
+    write_run(root / "runs" / "old", "brax/hopper", seeds=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "STATISTICS", (*columns.STATISTICS, GRAD_NORM))
+        assert report(root / "runs", "--out", root / "r.html") == 0
+    return root
 
 
 def test_a_record_appears_in_every_table_file(norms):
