@@ -14,18 +14,13 @@ from nextpolicy.report import columns, layout
 from nextpolicy.report.comparable import load_all
 from nextpolicy.report.members import member_table
 from nextpolicy.report.statistic import MULTIPLE, OWN, Statistic, mean
-from nextpolicy.run import cli
 
-from .synthetic import write_run
+from .synthetic import report, write_run
 from .test_page import section, text_of
 
 DASH = "–"
 GRAD_NORM = Statistic("grad_norm", "Gradient norm", "mean norm of <all> gradients", mean("grad_norm"), (MULTIPLE, OWN))
 NORMS = {"ppo": 2.0, "sv-static": 3.0, "sv-dynamic": 5.0}
-
-
-def report(*arguments: str | Path) -> int:
-    return cli.main(["report", *map(str, arguments)])
 
 
 def change_metrics(run: Path, change) -> None:

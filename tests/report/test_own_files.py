@@ -11,13 +11,8 @@ import pandas as pd
 import pytest
 
 from nextpolicy.report import files, palette
-from nextpolicy.run import cli
 
-from .synthetic import write_run
-
-
-def report(*arguments: str | Path) -> int:
-    return cli.main(["report", *map(str, arguments)])
+from .synthetic import report, write_run
 
 
 @pytest.fixture(scope="module")

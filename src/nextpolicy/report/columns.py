@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -53,7 +52,7 @@ def has_threshold(variant: str) -> bool:
     return not variant.startswith(("ppo", "sv-static"))
 
 
-def _diff(statistic: Callable[[np.ndarray], Any], least: int) -> Measure:
+def _diff(statistic: Callable[[np.ndarray], float | np.floating], least: int) -> Measure:
     """A statistic of diff / threshold over rounds, in percent; NaN with fewer than `least` rounds."""
 
     def compute(rows: Rows) -> float:
@@ -71,10 +70,10 @@ def _score_against_ppo(row: Row, name: str) -> Cell:
 
 
 _POSITIVE = replace(MULTIPLE, about="{0}, in multiples of PPO's where that is positive")
-_LATE = "at convergence, as in the paper: mean over the last 10 % of steps"
+_LATE = "over the last 10 % of steps (the paper: at convergence)"
 _SCORE_VIEW = replace(
     PERCENT,
-    about="mean ± standard deviation over seeds; * where Welch's test finds p < 0.1",
+    about="mean ± standard deviation over seeds, in percent of PPO's mean; * where Welch's test finds p < 0.1",
     form=_score_against_ppo,
 )
 _UPDATES_VIEW = View(
@@ -116,7 +115,7 @@ STATISTICS: tuple[Statistic, ...] = (
     Statistic(
         "updates_pct",
         "Updates, % of rounds",
-        "rounds that updated the target policy",
+        "share of rounds that updated the target policy",
         Measure(("accepted",), lambda rows: 100.0 * float(_accepted(rows).mean())),
         (_UPDATES_VIEW,),
         PERCENTAGE,
@@ -131,7 +130,7 @@ STATISTICS: tuple[Statistic, ...] = (
     Statistic(
         "diff_median_pct",
         "diff / threshold, median %",
-        "median over rounds; at most 100 counts as stable",
+        "median over rounds of diff / threshold; at most 100 counts as stable",
         _diff(np.median, 1),
         (OWN,),
         PERCENTAGE,
@@ -139,13 +138,17 @@ STATISTICS: tuple[Statistic, ...] = (
     Statistic(
         "diff_std_pct",
         "diff / threshold, std %",
-        "standard deviation over rounds",
+        "standard deviation over rounds of diff / threshold",
         _diff(partial(np.std, ddof=1), 2),
         (OWN,),
         PERCENTAGE,
     ),
-    Statistic("value_loss", "Value loss, all rounds", "mean over all rounds", mean("value_loss"), (MULTIPLE,)),
-    Statistic("value_loss_late", "Value loss, last 10 %", _LATE, late_mean("value_loss"), (MULTIPLE,)),
+    Statistic(
+        "value_loss", "Value loss, all rounds", "mean value loss over all rounds", mean("value_loss"), (MULTIPLE,)
+    ),
+    Statistic(
+        "value_loss_late", "Value loss, last 10 %", f"mean value loss {_LATE}", late_mean("value_loss"), (MULTIPLE,)
+    ),
     Statistic(
         "kl_target",
         "KL target",
@@ -156,12 +159,12 @@ STATISTICS: tuple[Statistic, ...] = (
     Statistic(
         "kl_behaviour",
         "KL behaviour",
-        "size of a round's step of the behaviour policy: mean KL over all rounds",
+        "size of a round's update of the behaviour policy: mean KL(before, after) over all rounds",
         mean("kl_behaviour"),
         (MULTIPLE,),
     ),
-    Statistic("entropy", "Entropy, all rounds", "mean over all rounds", mean("entropy"), (_POSITIVE, OF_PPO)),
-    Statistic("entropy_late", "Entropy, last 10 %", _LATE, late_mean("entropy"), (_POSITIVE, OF_PPO)),
+    Statistic("entropy", "Entropy, all rounds", "mean entropy over all rounds", mean("entropy"), (_POSITIVE, OF_PPO)),
+    Statistic("entropy_late", "Entropy, last 10 %", f"mean entropy {_LATE}", late_mean("entropy"), (_POSITIVE, OF_PPO)),
 )
 
 

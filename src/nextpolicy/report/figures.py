@@ -166,58 +166,61 @@ def _band(axes: Axes, table: pd.DataFrame, variants: Sequence[str], variant: str
     axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
 
 
-def learning_curves(runs: Sequence[Run], variants: Sequence[str]) -> Figure | None:
-    """Return against environment steps: median and quartiles over seeds."""
-    grouped = _started(runs)
-    if not grouped:
-        return None
+def _figure(grouped: dict[str, list[Run]], label: str, draw: Callable[[Axes, list[Run]], None]) -> Figure:
+    """One panel per environment, drawn by `draw`."""
     figure, axes = _grid(len(grouped))
     for each, (env, own) in zip(axes, grouped.items(), strict=True):
-        for variant in variants:
-            _band(each, _returns(own, variant), variants, variant, own[0].steps_per_round)
+        draw(each, own)
         _frame(each, env, own)
-    return _finish(figure, axes, "return: median and quartiles over seeds")
+    return _finish(figure, axes, label)
+
+
+def learning_curves(runs: Sequence[Run], variants: Sequence[str]) -> Figure | None:
+    """Return against environment steps: median and quartiles over seeds."""
+
+    def draw(axes: Axes, own: list[Run]) -> None:
+        for variant in variants:
+            _band(axes, _returns(own, variant), variants, variant, own[0].steps_per_round)
+
+    grouped = _started(runs)
+    return _figure(grouped, "return: median and quartiles over seeds", draw) if grouped else None
 
 
 def diff_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | None:
     """diff / threshold against environment steps, for variants with a threshold; below the line is stable."""
     chosen = [v for v in variants if has_threshold(v)]
-    grouped = {e: r for e, r in _started(runs).items() if any(v in set(x.frame["variant"]) for x in r for v in chosen)}
-    if not grouped:
-        return None
-    figure, axes = _grid(len(grouped))
-    for each, (env, own) in zip(axes, grouped.items(), strict=True):
+
+    def draw(axes: Axes, own: list[Run]) -> None:
         for variant in chosen:
-            _band(each, _diffs(own, variant), variants, variant, own[0].steps_per_round)
-        each.axhline(1, color="black", linestyle="--", linewidth=0.8)
-        each.set_yscale("log")
-        _frame(each, env, own)
-    return _finish(figure, axes, "diff / threshold (stable below the line)")
+            _band(axes, _diffs(own, variant), variants, variant, own[0].steps_per_round)
+        axes.axhline(1, color="black", linestyle="--", linewidth=0.8)
+        axes.set_yscale("log")
+
+    grouped = {e: r for e, r in _started(runs).items() if any(v in set(x.frame["variant"]) for x in r for v in chosen)}
+    return _figure(grouped, "diff / threshold (stable below the line)", draw) if grouped else None
 
 
 def lifespan_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | None:
     """Return (solid, left), and how many rounds each target policy lived (dotted, right)."""
-    grouped = _started(runs)
     held = [v for v in variants if not v.startswith("ppo")]  # PPO's target always lives for one round
-    if not grouped or not held:
-        return None
-    figure, axes = _grid(len(grouped))
-    for each, (env, own) in zip(axes, grouped.items(), strict=True):
-        right = each.twinx()
+
+    def draw(axes: Axes, own: list[Run]) -> None:
+        right = axes.twinx()
         right.tick_params(labelsize=7)
         right.yaxis.set_major_locator(MaxNLocator(4, integer=True))
         for variant in held:
-            colour = colour_of(variant, variants)
-            _band(each, _returns(own, variant), variants, variant, own[0].steps_per_round)
+            _band(axes, _returns(own, variant), variants, variant, own[0].steps_per_round)
             lived = _lifespans(own, variant)
             if not lived.empty:
                 lived = lived.iloc[:: max(1, len(lived) // POINTS)]
                 x = (lived.index.to_numpy() + 1) * own[0].steps_per_round
-                right.plot(x, lived.median(axis=1), ":", color=colour, linewidth=1)
+                right.plot(x, lived.median(axis=1), ":", color=colour_of(variant, variants), linewidth=1)
         right.set_ylim(0, max(right.get_ylim()[1], 2))
         right.spines[["top", "left", "bottom"]].set_visible(False)
-        _frame(each, env, own)
-    return _finish(figure, axes, "return (solid); rounds a target lives (dotted, right)")
+
+    grouped = _started(runs)
+    label = "return (solid); rounds a target lives (dotted, right)"
+    return _figure(grouped, label, draw) if grouped and held else None
 
 
 def scatter(suite: str, tables: dict[str, pd.DataFrame], variants: Sequence[str]) -> Figure:

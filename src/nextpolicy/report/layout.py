@@ -28,8 +28,8 @@ class PaperNumber:
         what = self.heading.partition(",")[0]
         named = partial(Column, form=text.plain, in_print=self.in_print)
         return [
-            named(f"paper_{self.name}", f"Paper: {self.heading}", "as printed in the paper"),
-            named(self.difference, f"Paper: {what}, difference", f"our {self.ours} minus the paper's"),
+            named(f"paper_{self.name}", f"Paper: {self.heading}", "the paper's number"),
+            named(self.difference, f"Paper: {what}, difference", f"{self.ours} minus the paper's number"),
         ]
 
 
@@ -76,16 +76,23 @@ _AGGREGATE = (
         lambda row, name: _range(row, (name, "environments_planned"), "{} of {}"),
         always=True,
     ),
-    Column("seeds", "Seeds", "", lambda row, name: _range(row, ("seeds_min", "seeds_max"), "{}–{}")),
-    Column("median_pct_ppo", "Median, % of PPO", "median over environments", PERCENTAGE),
-    Column("q1", "Quartile 1", "of the environments' percentages", PERCENTAGE),
-    Column("q3", "Quartile 3", "of the environments' percentages", PERCENTAGE),
-    Column("geomean_pct_ppo", "Geometric mean, %", "over environments", PERCENTAGE),
-    Column("geomean_spread", "Spread, ×/÷", "exp of the standard deviation of the logarithms"),
-    Column("iqm_pct_ppo", "Interquartile mean, %", "over all members of all environments", PERCENTAGE),
-    Column("beat_ppo_pct", "Above PPO, %", "share of environments strictly above 100", PERCENTAGE),
-    Column("kl_target_x_ppo", "KL target, × PPO", "geometric mean over environments"),
-    Column("kl_behaviour_x_ppo", "KL behaviour, × PPO", "geometric mean over environments"),
+    Column(
+        "seeds",
+        "Seeds",
+        "members with a score on each environment",
+        lambda row, name: _range(row, ("seeds_min", "seeds_max"), "{}–{}"),
+    ),
+    Column("median_pct_ppo", "Median, % of PPO", "median of the environments' percentages", PERCENTAGE),
+    Column("q1", "Quartile 1", "first quartile of the environments' percentages", PERCENTAGE),
+    Column("q3", "Quartile 3", "third quartile of the environments' percentages", PERCENTAGE),
+    Column("geomean_pct_ppo", "Geometric mean, %", "geometric mean of the environments' percentages", PERCENTAGE),
+    Column("geomean_spread", "Spread, ×/÷", "exp of the standard deviation of the logarithms of the percentages"),
+    Column("iqm_pct_ppo", "Interquartile mean, %", "mean of the middle half of all members' percentages", PERCENTAGE),
+    Column("beat_ppo_pct", "Above PPO, %", "share of environments strictly above 100 %", PERCENTAGE),
+    Column("kl_target_x_ppo", "KL target, × PPO", "geometric mean over environments of the size of a target update"),
+    Column(
+        "kl_behaviour_x_ppo", "KL behaviour, × PPO", "geometric mean over environments of the size of a round's update"
+    ),
 )
 
 
