@@ -1,8 +1,8 @@
-"""The files of a run folder that training writes and everybody reads: whole files, metrics parts and manifests.
+"""Files of a run folder: atomic writes, metrics parts and manifests, and the score that metrics give a member.
 
-Metrics are `metrics/part-<first>-<last>.parquet`, one part per block. `checkpoints/<rounds>.json` is the manifest of a
-checkpoint: the size and digest of its own files (`files`) and of every metrics part up to it (`metrics`), and the
-configuration it was trained with (`config`). Reading any of them executes nothing.
+Metrics are `metrics/part-<first>-<last>.parquet`, one part per block of rounds. `checkpoints/<rounds>.json` is the
+manifest of a checkpoint: size and digest of its own files (`files`) and of every metrics part up to it (`metrics`), and
+the configuration it was trained with (`config`). Reading them executes no code.
 """
 
 from __future__ import annotations
@@ -19,29 +19,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
-# Settings that do not change what a run computes: they may differ between runs that are compared, and may be edited
-# before a run is resumed.
+# Settings that do not change the numbers: they may differ between compared runs and be edited before a resume.
 OPERATIONAL_FIELDS = frozenset({"population", "devices", "block_rounds", "tensorboard", "wandb", "keep_checkpoints"})
+
+SCORE_SHARE = 0.1  # a member's score is its mean return over this last share of its steps
 
 _PART = re.compile(r"part-(\d{8})-(\d{8})\.parquet")
 _MANIFEST = re.compile(r"\d{8}")
 
 
 class FileRecord(NamedTuple):
-    """What a manifest says of a file."""
+    """Size and digest of a file, as a manifest records them."""
 
     size: int
     digest: str
 
 
 class Damage(NamedTuple):
-    """Rounds whose metrics cannot be used, both ends included."""
+    """Rounds `first` to `last`, both included, whose metrics cannot be used."""
 
     first: int
     last: int
-    path: Path | None  # the part at fault; None where there is none
+    path: Path | None  # the damaged part; None if the rounds are missing
     what: str
 
     def __str__(self) -> str:
@@ -50,7 +52,7 @@ class Damage(NamedTuple):
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, or a power cut, sees the old content or the new, never a part."""
+    """Write a file atomically: readers see the old content or the new one, also after a power cut."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -58,36 +60,39 @@ def write_whole(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError:
+    finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise
 
 
-def write_json(path: Path, value: Any) -> None:
-    write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
+def write_json(path: Path, value: object) -> None:
+    write_whole(path, _json_bytes(value))
 
 
-def overwrite_json(path: Path, value: Any) -> None:
-    """As `write_json`; on a full disk the old file is written over in place, which needs no room."""
+def overwrite_json(path: Path, value: object) -> None:
+    """Like `write_json`, but on a full disk the file is overwritten in place, which needs no space."""
     try:
         write_json(path, value)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not path.is_file() or path.is_symlink():
             raise
         with open(path, "r+b") as file:
-            file.write((json.dumps(value, indent=2) + "\n").encode())
+            file.write(_json_bytes(value))
             file.truncate()
 
 
+def _json_bytes(value: object) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()
+
+
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; ValueError if it is none."""
+    """The JSON object in a file; ValueError if the file holds anything else."""
     try:
         value = json.loads(path.read_text())
     except RecursionError:
-        raise ValueError("lists in lists without end") from None
+        raise ValueError("expected a JSON object, got lists nested too deeply") from None
     if not isinstance(value, dict):
-        raise ValueError(f"expected an object, got a {type(value).__name__}")
+        raise ValueError(f"expected a JSON object, got a {type(value).__name__}")
     return value
 
 
@@ -100,12 +105,14 @@ def record_file(path: Path) -> FileRecord:
         return FileRecord(path.stat().st_size, hashlib.file_digest(file, "blake2b").hexdigest())
 
 
-def records(value: Any) -> dict[str, FileRecord]:
-    """Records by file name as a manifest holds them; ValueError if they cannot be read."""
+def records(value: object) -> dict[str, FileRecord]:
+    """Records by file name, from a manifest's `{name: [size, digest]}`; ValueError for anything else."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"expected [size, digest] by file name, got a {type(value).__name__}")
     try:
         return {str(name): FileRecord(int(size), str(digest)) for name, (size, digest) in value.items()}
-    except (TypeError, AttributeError, OverflowError):
-        raise ValueError("expected [size, digest] for each file") from None
+    except (TypeError, OverflowError):
+        raise ValueError("expected [size, digest] by file name, got something else for a file") from None
 
 
 def manifest_path(checkpoints: Path, rounds: int) -> Path:
@@ -113,21 +120,21 @@ def manifest_path(checkpoints: Path, rounds: int) -> Path:
 
 
 def manifest_rounds(checkpoints: Path) -> list[int]:
-    """Rounds of the checkpoints that were saved to the end, oldest first."""
+    """Rounds of the completely saved checkpoints, oldest first."""
     return sorted(int(p.stem) for p in checkpoints.glob("*.json") if _MANIFEST.fullmatch(p.stem))
 
 
 def write_manifest(path: Path, content: Mapping[str, Any]) -> None:
-    """A manifest, with a digest of itself."""
+    """Write a manifest together with its own digest."""
     write_json(path, {**content, "digest": _digest_of(content)})
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest in a file; ValueError if it is none, or not what was written."""
+    """The manifest in a file; ValueError if it is not a manifest or was changed after it was written."""
     content = read_object(path)
-    digest = content.pop("digest", None)  # manifests of earlier versions have none
+    digest = content.pop("digest", None)  # earlier versions wrote none
     if digest is not None and digest != _digest_of(content):
-        raise ValueError("expected a manifest as it was written")
+        raise ValueError("expected an unchanged manifest, got one that does not match its own digest")
     return content
 
 
@@ -136,7 +143,7 @@ def _digest_of(content: Mapping[str, Any]) -> str:
 
 
 def newest_manifest(checkpoints: Path) -> tuple[int, dict[str, Any]]:
-    """(rounds, manifest) of the newest checkpoint whose manifest can be read; (0, {}) if there is none."""
+    """(rounds, manifest) of the newest checkpoint with a readable manifest; (0, {}) if there is none."""
     for rounds in reversed(manifest_rounds(checkpoints)):
         with contextlib.suppress(OSError, ValueError):
             return rounds, read_manifest(manifest_path(checkpoints, rounds))
@@ -144,7 +151,7 @@ def newest_manifest(checkpoints: Path) -> tuple[int, dict[str, Any]]:
 
 
 def recorded_parts(manifest: Mapping[str, Any]) -> dict[str, FileRecord]:
-    """What a manifest says of metrics parts; nothing if it is of a version that did not record them."""
+    """Records of metrics parts by file name; empty for manifests of versions that did not record them."""
     try:
         return records(manifest.get("metrics", {}))
     except ValueError:
@@ -152,13 +159,13 @@ def recorded_parts(manifest: Mapping[str, Any]) -> dict[str, FileRecord]:
 
 
 def changed_setting(config: Mapping[str, Any], manifest: Mapping[str, Any]) -> str | None:
-    """Which setting of `config.json` is not what the checkpoint was trained with, in words; None if all are."""
-    then = manifest.get("config")
-    if not isinstance(then, dict):
+    """The first setting in which `config.json` differs from the checkpoint, in words; None if there is none."""
+    trained = manifest.get("config")
+    if not isinstance(trained, dict):
         return None
-    for name in sorted((config.keys() | then.keys()) - OPERATIONAL_FIELDS - {"about"}):
-        if config.get(name) != then.get(name):
-            return f"{name} is {config.get(name)!r} in config.json and {then.get(name)!r} in the checkpoint"
+    for name in sorted((config.keys() | trained.keys()) - OPERATIONAL_FIELDS - {"about"}):
+        if config.get(name) != trained.get(name):
+            return f"{name} is {config.get(name)!r} in config.json and {trained.get(name)!r} in the checkpoint"
     return None
 
 
@@ -169,7 +176,7 @@ def parts(folder: Path) -> list[tuple[int, int, Path]]:
 
 
 def end(folder: Path) -> int:
-    """Rounds covered by the parts on disk."""
+    """Number of rounds up to the last one that has metrics on disk."""
     found = parts(folder)
     return found[-1][1] + 1 if found else 0
 
@@ -179,18 +186,18 @@ def part_name(first: int, last: int) -> str:
 
 
 def read_part(path: Path) -> pd.DataFrame:
-    """The rows of a part; ValueError in one line if they cannot be read."""
+    """The rows of a part; ValueError if it cannot be read."""
     try:
         return pd.read_parquet(path)
     except Exception:
-        # pyarrow raises many kinds of error on damaged files; any of them means the part cannot be used.
+        # pyarrow raises many kinds of errors on damaged files.
         raise ValueError(f"{path.name} cannot be read") from None
 
 
 def damage(folder: Path, rounds: int, recorded: Mapping[str, FileRecord]) -> list[Damage]:
-    """What is wrong with the metrics of the first `rounds` rounds: parts that are missing, damaged or overlap.
+    """Missing, damaged and overlapping parts among the metrics of the first `rounds` rounds.
 
-    Of parts that overlap the recorded ones are right.
+    Where parts overlap, those in `recorded` are taken and the others reported.
     """
     found, covered = [], list[tuple[int, int]]()
     for first, last, path in sorted(parts(folder), key=lambda part: (part[2].name not in recorded, part)):
@@ -200,7 +207,7 @@ def damage(folder: Path, rounds: int, recorded: Mapping[str, FileRecord]) -> lis
         before = bisect.bisect_right(covered, (last, rounds))
         overlaps = before > 0 and covered[before - 1][1] >= first
         if overlaps:
-            what = f"{path.name} has rounds that another part has"
+            what = f"{path.name} overlaps another part"
         if what is not None:
             found.append(Damage(first, min(last, rounds - 1), path, f"damaged ({what})"))
         if not overlaps:
@@ -218,29 +225,47 @@ def _fault(path: Path, first: int, last: int, record: FileRecord | None) -> str 
     except (OSError, ValueError):
         return f"{path.name} cannot be read"
     if "round" not in rows or not len(rows) or (rows["round"].min(), rows["round"].max()) != (first, last):
-        return f"{path.name} has other rounds than its name says"
+        return f"{path.name} does not hold the rounds in its name"
     return None
 
 
 def expected_rounds(run: Path, state: str, rounds: int) -> int:
-    """Rounds whose metrics must be there: all of them in a finished run, else those up to the newest checkpoint."""
-    return (
-        rounds
-        if state == "finished"
-        else max(end(run / "metrics"), min(newest_manifest(run / "checkpoints")[0], rounds))
-    )
+    """Number of rounds that must have metrics: all of a finished run, else those written or checkpointed so far."""
+    if state == "finished":
+        return rounds
+    return max(end(run / "metrics"), min(newest_manifest(run / "checkpoints")[0], rounds))
 
 
 def metrics_damage(run: Path, state: str, rounds: int) -> list[Damage]:
-    """What is wrong with the metrics of a run of `rounds` rounds whose status is `state`."""
+    """Damage to the metrics of a run of `rounds` rounds with status `state`."""
     recorded = recorded_parts(newest_manifest(run / "checkpoints")[1])
     return damage(run / "metrics", expected_rounds(run, state, rounds), recorded)
 
 
 def read_metrics(run: Path, without: list[Damage] | None = None) -> pd.DataFrame:
-    """All rows by member and round, without the parts that are named as damaged."""
+    """All rows, sorted by member and round, except those of the parts in `without`; ValueError if a part is damaged."""
     bad = {d.path for d in without or ()}
     frames = [read_part(path) for _, _, path in parts(run / "metrics") if path not in bad]
     if not frames:
         return pd.DataFrame()
-    return pd.concat(frames, ignore_index=True).sort_values(["member", "round"], ignore_index=True)
+    frame = pd.concat(frames, ignore_index=True)
+    if not {"member", "round"} <= set(frame):
+        raise ValueError("metrics: expected columns member and round, got parts without them")
+    return frame.sort_values(["member", "round"], ignore_index=True)
+
+
+def late_rows(frame: pd.DataFrame, total_steps: int) -> pd.DataFrame:
+    """The rows in the last `SCORE_SHARE` of a run of `total_steps` environment steps."""
+    return frame[frame["env_steps"] > (1 - SCORE_SHARE) * total_steps]
+
+
+def member_score(late: pd.DataFrame) -> float:
+    """Mean return of the episodes that ended in a member's `late_rows`, each counted once; NaN if none ended."""
+    episodes = late["episodes"].to_numpy()
+    returns = np.where(episodes > 0, late["episode_return"].to_numpy(np.float64), 0.0)
+    return score_digits(returns @ episodes / episodes.sum()) if episodes.sum() else np.nan
+
+
+def score_digits(value: float) -> float:
+    """Six significant digits. Returns are float32: beyond them, equal members would differ by rounding noise."""
+    return float(f"{value:.6g}")

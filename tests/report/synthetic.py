@@ -1,4 +1,4 @@
-"""Run folders made by hand: no training, and every number known."""
+"""Run folders made by hand, without training, so that every number is known; and the command on them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from nextpolicy.cli import main as cli
 from nextpolicy.config import presets
 
 ALGOS = ("ppo", "sv-static", "sv-dynamic")
@@ -79,3 +80,15 @@ def lively(seed: int, base: float = 100.0) -> dict:
         return np.exp(rng.normal(0, 0.4, len(k)) - 3 * k / len(k)) * 3 if algo == "sv-dynamic" else np.zeros(len(k))
 
     return {"episode_return": returns, "diff_over_threshold": diff}
+
+
+def report(*arguments: str | Path) -> int:
+    """Exit code of `nextpolicy report`."""
+    return cli.main(["report", *map(str, arguments)])
+
+
+def complaint(capsys) -> str:
+    """The one line on stderr."""
+    said = capsys.readouterr().err.strip()
+    assert len(said.splitlines()) == 1, said
+    return said

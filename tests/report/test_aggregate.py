@@ -9,7 +9,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nextpolicy.report import aggregate
+from nextpolicy.report import aggregate, bootstrap
 
 TABLES = aggregate.paper_tables()
 FIELDS = list(aggregate.AggregateRow._fields)
@@ -107,7 +107,7 @@ def test_welch_of_samples_without_spread_or_without_sense():
         result = aggregate.welch(a, [2.0, 3.0])
         assert np.isnan(result.p_value)
         assert not result.significant
-    with pytest.raises(ValueError, match=r"^p: got 1\.5, takes a number in \(0, 1\)$"):
+    with pytest.raises(ValueError, match=r"^p: expected a number in \(0, 1\), got 1\.5$"):
         aggregate.welch([1.0, 2.0], [2.0, 3.0], p=1.5)
 
 
@@ -149,9 +149,9 @@ def test_one_environment_has_a_mean_but_no_spread():
 
 
 def test_an_aggregate_row_names_what_is_missing():
-    with pytest.raises(ValueError, match=r"^table: got no column kl_target_x_ppo, kl_behaviour_x_ppo, takes "):
+    with pytest.raises(ValueError, match=r"^table: expected columns .*, got none named kl_target_x_ppo, kl_beh"):
         aggregate.aggregate_row(pd.DataFrame({"score_pct_of_ppo": [1.0]}))
-    with pytest.raises(ValueError, match=r"^table: got no rows"):
+    with pytest.raises(ValueError, match=r"^score: expected at least one environment, got none$"):
         row_of([])
 
 
@@ -164,41 +164,41 @@ def test_a_percent_table_by_hand():
     assert table["score_pct_of_ppo"].to_dict() == pytest.approx({"up": 200.0, "below-zero": 150.0})
     assert table["score_spread"].to_dict() == pytest.approx({"up": 10.0, "below-zero": 0.0})
     assert table["significant"].tolist() == [True, True]
-    with pytest.raises(ValueError, match=r"^scores: got no 'static' for 'up', takes scores of 'static' and 'ppo'$"):
+    with pytest.raises(ValueError, match=r"^scores: expected 'static' and 'ppo' for 'up', got no 'static'$"):
         aggregate.percent_table(scores, "static")
-    with pytest.raises(ValueError, match=r"^scores: got no seeds of 'ppo' for 'up', takes at least one$"):
+    with pytest.raises(ValueError, match=r"^scores: expected at least one seed of 'ppo' for 'up', got none$"):
         aggregate.percent_table({"up": {"ppo": [], "ours": [1.0]}}, "ours")
 
 
 @given(seed=st.integers(0, 2**32 - 1), envs=st.integers(1, 5), seeds=st.integers(1, 7))
 def test_iqm_equals_scipys_trimmed_mean(seed, envs, seeds):
     scores = np.random.default_rng(seed).standard_cauchy((envs, seeds))
-    assert aggregate.iqm(scores) == pytest.approx(scipy.stats.trim_mean(scores.ravel(), 0.25), rel=1e-12)
+    assert bootstrap.iqm(scores) == pytest.approx(scipy.stats.trim_mean(scores.ravel(), 0.25), rel=1e-12)
 
 
 def test_iqm_by_hand_with_unequal_numbers_of_seeds():
-    assert aggregate.iqm([[-1000.0, 1.0, 2.0], [3.0], [4.0, 5.0, 1000.0, 6.0]]) == pytest.approx((2 + 3 + 4 + 5) / 4)
-    with pytest.raises(ValueError, match=r"^scores: got no runs, takes at least one$"):
-        aggregate.iqm([[]])
-    with pytest.raises(ValueError, match=r"^scores: got no runs, takes at least one$"):
-        aggregate.iqm([])
+    assert bootstrap.iqm([[-1000.0, 1.0, 2.0], [3.0], [4.0, 5.0, 1000.0, 6.0]]) == pytest.approx((2 + 3 + 4 + 5) / 4)
+    with pytest.raises(ValueError, match=r"^scores: expected at least one run, got none$"):
+        bootstrap.iqm([[]])
+    with pytest.raises(ValueError, match=r"^scores: expected at least one run, got none$"):
+        bootstrap.iqm([])
 
 
 def test_the_bootstrap_is_decided_by_its_seed_alone():
     scores = np.random.default_rng(0).normal(size=(4, 6))
     np.random.seed(1)  # noqa: NPY002 - the global generator must not matter
-    first = aggregate.stratified_bootstrap(scores, seed=3, reps=200)
+    first = bootstrap.stratified_bootstrap(scores, seed=3, reps=200)
     np.random.seed(2)  # noqa: NPY002
-    assert aggregate.stratified_bootstrap(scores, seed=3, reps=200) == first
-    assert aggregate.stratified_bootstrap(scores, seed=4, reps=200) != first
+    assert bootstrap.stratified_bootstrap(scores, seed=3, reps=200) == first
+    assert bootstrap.stratified_bootstrap(scores, seed=4, reps=200) != first
     assert first.low < first.estimate < first.high
-    assert first.estimate == aggregate.iqm(scores)
+    assert first.estimate == bootstrap.iqm(scores)
 
 
 def test_the_interval_leaves_as_much_out_below_as_above():
     scores = [np.arange(1000.0)]
     draw = lambda strata: float(strata[0][0])  # noqa: E731 - one uniform draw per resample
-    interval = aggregate.stratified_bootstrap(scores, draw, seed=0, reps=20_000, level=0.8)
+    interval = bootstrap.stratified_bootstrap(scores, draw, seed=0, reps=20_000, level=0.8)
     assert (interval.low, interval.high) == pytest.approx((100, 900), abs=15)
 
 
@@ -206,7 +206,7 @@ def test_the_bootstrap_resamples_within_environments_only():
     # Environments far apart, no spread within: pooled resampling would vary, stratified must not.
     scores = [[0.0, 0.0, 0.0], [100.0, 100.0], [700.0]]
     mean = lambda strata: float(np.mean([s.mean() for s in strata]))  # noqa: E731
-    assert aggregate.stratified_bootstrap(scores, mean, seed=0, reps=50) == pytest.approx((800 / 3,) * 3)
+    assert bootstrap.stratified_bootstrap(scores, mean, seed=0, reps=50) == pytest.approx((800 / 3,) * 3)
 
 
 def test_the_interval_covers_the_truth_about_as_often_as_it_says():
@@ -215,7 +215,7 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
     mean = lambda strata: float(np.mean([s.mean() for s in strata]))  # noqa: E731
     hits = []
     for seed in range(200):
-        interval = aggregate.stratified_bootstrap(rng.normal(centres, 1.0, (3, 20)), mean, seed=seed, reps=200)
+        interval = bootstrap.stratified_bootstrap(rng.normal(centres, 1.0, (3, 20)), mean, seed=seed, reps=200)
         hits.append(interval.low <= 5.0 <= interval.high)
     # 95 % asked for; the percentile bootstrap of 20 runs falls a little short. Binomial error of 200: 1.5 %.
     assert 0.89 <= np.mean(hits) <= 0.985
@@ -224,12 +224,12 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"scores": [[1.0], []]}, "^scores: got an environment without runs"),
-        ({"scores": []}, "^scores: got an environment without runs"),
-        ({"scores": [[1.0]], "reps": 0}, "^reps: got 0, takes a whole number of at least 1$"),
-        ({"scores": [[1.0]], "level": 95}, r"^level: got 95, takes a number in \(0, 1\)$"),
+        ({"scores": [[1.0], []]}, "^scores: expected at least one run for every environment, got "),
+        ({"scores": []}, "^scores: expected at least one run for every environment, got "),
+        ({"scores": [[1.0]], "reps": 0}, "^reps: expected a whole number of at least 1, got 0$"),
+        ({"scores": [[1.0]], "level": 95}, r"^level: expected a number in \(0, 1\), got 95$"),
     ],
 )
 def test_the_bootstrap_names_bad_input(options, complaint):
     with pytest.raises(ValueError, match=complaint):
-        aggregate.stratified_bootstrap(**options, seed=0)
+        bootstrap.stratified_bootstrap(**options, seed=0)

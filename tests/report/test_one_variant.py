@@ -74,7 +74,7 @@ def test_a_page_of_one_variant_has_no_column_of_dashes_and_nothing_of_ppo(alone)
         for heading, shown in columns(table).items():
             assert set(shown) - {DASH, ""}, heading
     scores = columns(section(page, "scores"))
-    assert scores["Score, return"][0].startswith("11.5 ± 1.00 [")
+    assert scores["Score"][0].startswith("11.5 ± 1.00 [")
     for heading in ("Final return", "Target updates", "Steps", "Value loss, all rounds", "Value loss, last 10 %"):
         assert heading in scores
     for name in ("aggregate", "bars", "environments"):

@@ -10,14 +10,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from nextpolicy.cli import main as cli
 from nextpolicy.report import files, palette
 
-from .synthetic import write_run
-
-
-def report(*arguments: str | Path) -> int:
-    return cli.main(["report", *map(str, arguments)])
+from .synthetic import report, write_run
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +47,7 @@ def refused(capsys, folder: Path, name: str, runs: Path) -> str:
     said = capsys.readouterr().err.strip()
     assert len(said.splitlines()) == 1, said
     assert str(folder / name) in said
-    assert said.endswith("; move it or choose another --out or --files; nothing was written")
+    assert said.endswith("; move it, or choose another --out or --files; nothing was written")
     assert contents(folder) == before
     return said
 
@@ -67,14 +62,14 @@ OURS = [
 @pytest.mark.parametrize("name", OURS)
 def test_a_users_own_file_is_not_replaced_and_nothing_is_written(name, runs, tmp_path, capsys):
     put(tmp_path, {name: b"mine"})
-    assert "exists and is not on record as nextpolicy's own" in refused(capsys, tmp_path, name, runs)
+    assert "exists and was not written by nextpolicy report" in refused(capsys, tmp_path, name, runs)
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_a_file_of_ours_that_was_edited_is_not_replaced(name, runs, written, tmp_path, capsys):
     assert name in written
     put(tmp_path, {**written, name: written[name] + b"\n"})
-    assert "has been edited since nextpolicy wrote it" in refused(capsys, tmp_path, name, runs)
+    assert "was edited after nextpolicy report wrote it" in refused(capsys, tmp_path, name, runs)
 
 
 def test_our_own_files_are_replaced_and_others_beside_them_left_alone(runs, written, tmp_path):
@@ -113,7 +108,7 @@ def test_a_report_that_was_cut_off_can_be_written_again(runs, written, tmp_path,
 def test_a_record_that_is_damaged_or_not_ours(content, runs, tmp_path, capsys):
     for name in (f"report-files/{files.RECORD}", files.RECORD):
         put(tmp_path, {name: content.encode()})
-        assert "cannot tell its own files" in refused(capsys, tmp_path, name, runs)
+        assert "is damaged, so the files of the report are unknown" in refused(capsys, tmp_path, name, runs)
 
 
 def test_folders_and_links_in_the_place_of_a_file(runs, written, tmp_path, capsys):
@@ -184,7 +179,7 @@ def test_files_are_written_all_or_none(tmp_path):
     """One of two belongs to the user, or is a link to nowhere: the other is not written either."""
     ours, theirs = tmp_path / "a.md", tmp_path / "b.md"
     theirs.symlink_to(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="is not on record"):
+    with pytest.raises(ValueError, match="was not written by nextpolicy report"):
         files.write_own({ours: "new", theirs: "new"})
     assert not ours.exists()
     assert theirs.is_symlink()

@@ -255,7 +255,7 @@ def test_nothing_is_drawn_of_runs_without_a_round(tmp_path):
 
 
 def test_the_same_figure_is_the_same_bytes(compared):
-    first, again = (drawing.drawn(figures.scatter("brax", of(compared), VARIANTS)) for _ in range(2))
+    first, again = (drawing.render(figures.scatter("brax", of(compared), VARIANTS)) for _ in range(2))
     assert first == again
     assert list(first) == ["svg", "png"]
 

@@ -1,22 +1,21 @@
-"""Bars of the page: each variant's score from PPO's 100 % outwards, as plain HTML."""
+"""The bar chart of the page, as plain HTML: each variant's score, drawn from PPO's 100 %."""
 
 from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import pandas as pd
 
 from nextpolicy.report import palette, text
-from nextpolicy.report.text import number
+from nextpolicy.report.text import Row, number
 
-ROOM = 1.3  # the scale reaches this factor beyond the scores; wider intervals are cut and marked
+ROOM = 1.3  # the scale extends this factor beyond the scores; wider intervals are cut off and marked
 
 
 def bars(suite: str, by_key: dict[tuple[str, str], pd.DataFrame], variants: list[str]) -> str:
-    """Bars from 100 % to each variant's score, on a logarithmic scale that all environments of the suite share."""
+    """Bars from 100 % to each variant's score, on one logarithmic scale for all environments of the suite."""
     shown = {v: t.set_index("env").to_dict("index") for (s, v), t in by_key.items() if s == suite}
     envs = list(dict.fromkeys(env for rows in shown.values() for env in rows))
     low, high = span([row["score_pct_of_ppo"] for rows in shown.values() for row in rows.values()])
@@ -44,22 +43,22 @@ def bars(suite: str, by_key: dict[tuple[str, str], pd.DataFrame], variants: list
     )
     axis = f'<div class="bar-row" aria-hidden="true"><div></div><div class="axis">{axis}</div></div>'
     several = len({s for s, _ in by_key}) > 1
-    head = f"<h3>{html.escape(text.SUITE_NAMES.get(suite, suite))}</h3>" if several else ""
+    head = f"<h3>{html.escape(text.suite_name(suite))}</h3>" if several else ""
     return f'{head}<div class="bars">{"".join(rows)}{axis}</div>'
 
 
 def name(env: str) -> str:
-    """An environment's id, which may break after a slash or an underscore."""
+    """An environment's id, with line breaks allowed after slashes and underscores."""
     return html.escape(env).replace("/", "/<wbr>").replace("_", "_<wbr>")
 
 
 def variant_name(variant: str) -> str:
-    """A variant, which may break before and within its swept values."""
+    """A variant's name, with line breaks allowed before and between its swept values."""
     return html.escape(variant).replace("[", "<wbr>[").replace(",", ",<wbr>")
 
 
 def paint(slot: int) -> str:
-    """Class and style of what has a variant's colour; stripes tell a colour's second use from its first."""
+    """Class and style in a variant's colour; stripes tell the second use of a colour from the first."""
     return f'class="{"again" if palette.is_second(slot) else "once"}" style="{colour(slot)}'
 
 
@@ -72,20 +71,20 @@ def swatch(variant: str, variants: list[str]) -> str:
 
 
 def span(values: list[float]) -> tuple[float, float]:
-    """Percentages at the ends of the scale: all scores that are positive, within a factor of 10 of PPO below."""
+    """Ends of the scale in percent; it covers all positive scores, but goes no lower than a tenth of PPO's."""
     positive = [max(v, 10.0) for v in values if v > 0 and math.isfinite(v)]
     return min([75.0, *(v / ROOM for v in positive)]), max([133.0, *(v * ROOM for v in positive)])
 
 
 def marks(low: float, high: float) -> list[float]:
-    """100 and some percentages around it, fewer the wider the scale."""
+    """Tick marks in percent; the wider the scale, the fewer."""
     narrow = (50, 60, 70, 80, 90, 100, 110, 125, 150, 175, 200, 250)
     wide = (10, 25, 50, 100, 200, 400, 800, 1600, 3200)
     return [m for m in (narrow if high / low < 4 else wide) if low * 1.03 <= m <= high / 1.03]
 
 
 def apart(marks: list[float], place: Callable[[float], float], gap: float) -> list[float]:
-    """100, and of the other marks as many as leave a gap between labels, in percent of the scale."""
+    """Those marks whose labels keep a `gap` (in percent of the scale) between them; 100 is always kept."""
     kept: list[float] = []
     for mark in sorted(marks, key=lambda m: abs(place(m) - place(100))):
         if all(abs(place(mark) - place(other)) >= gap for other in kept):
@@ -93,9 +92,9 @@ def apart(marks: list[float], place: Callable[[float], float], gap: float) -> li
     return sorted(kept)
 
 
-def _track(variant: str, row: dict[str, Any], variants: list[str], place: Callable[[float], float]) -> str:
+def _track(variant: str, row: Row, variants: list[str], place: Callable[[float], float]) -> str:
     index, value = variants.index(variant), row["score_pct_of_ppo"]
-    shown = html.escape(text.with_interval(row, "score_pct_of_ppo")[0])
+    shown = html.escape(text.with_interval(row, "score_pct_of_ppo", places=1).shown)
     note = f" ({html.escape(row['note'])})" if row["note"] else ""
     title = f'title="{html.escape(variant)}: {shown} % of PPO, {int(row["seeds"])} seeds{note}"'
     if not math.isfinite(value):
@@ -107,7 +106,7 @@ def _track(variant: str, row: dict[str, Any], variants: list[str], place: Callab
     if math.isfinite(row["score_pct_of_ppo_low"]):
         low, high = row["score_pct_of_ppo_low"], row["score_pct_of_ppo_high"]
         left, right = place(low), place(high)
-        # A width of 0 or 100 is where the scale ends: the interval goes on.
+        # At 0 or 100 the scale ends and the interval continues.
         cut = " ".join(word for word, at, end in (("from-left", left, 0.0), ("to-right", right, 100.0)) if at == end)
         whisker = f'<b class="{cut}" style="left:{left:.2f}%;width:{right - left:.2f}%"></b>'
     star = "*" if row["significant"] else ""
@@ -116,8 +115,8 @@ def _track(variant: str, row: dict[str, Any], variants: list[str], place: Callab
     return f'<div class="track" data-of="{index}" {title}>{bar}{whisker}{label}</div>'
 
 
-def margin(rows: dict[str, dict[str, Any]]) -> str:
-    """`sv-dynamic ahead by 4.2 points`: the best of the variants and PPO, against the next."""
+def margin(rows: Mapping[str, Row]) -> str:
+    """`sv-dynamic ahead by 4.2 points`: the lead of the best over the second best, PPO included."""
     scores = {v: row["score_pct_of_ppo"] for v, row in rows.items() if math.isfinite(row["score_pct_of_ppo"])}
     if not scores:
         return "nothing to compare"

@@ -1,7 +1,7 @@
-"""Which runs are one comparison: settings must agree on each environment, and no seed may be there twice.
+"""Checks that runs can be compared: the same settings on each environment, and no seed twice.
 
-Environments of one suite may differ in their settings (`[environment."..."]` of a suite): each is compared with PPO on
-itself, and the report says where they differ.
+Environments of one suite may have different settings (`[environment."..."]` of a suite file): each is compared with PPO
+on the same environment, and the report lists the differences.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from nextpolicy.config import Member
 from nextpolicy.report.runs import ReportError, Run, find, load
 from nextpolicy.runfiles import OPERATIONAL_FIELDS
 
-# What may differ between runs that are compared: what is varied on purpose, and what leaves the numbers alone.
+# Settings that may differ between compared runs: those that are compared, and those that do not change the numbers.
 FREE_FIELDS = {"env", "env_options", "seeds", "algo", "sweep"} | OPERATIONAL_FIELDS
 
 
 def load_all(paths: Sequence[str | Path], *, allow_mixed: bool = False, allow_gaps: bool = False) -> list[Run]:
-    """Every run below the paths, checked to be comparable on its environment."""
+    """All runs below the paths, checked to be comparable.
+
+    With `allow_mixed` nothing is checked, and runs that cannot be pooled get the folder's name in their `env`.
+    """
     runs = [load(path, allow_gaps=allow_gaps) for path in find(paths)]
     if not allow_mixed:
         _check_settings(runs)
@@ -34,7 +37,7 @@ def load_all(paths: Sequence[str | Path], *, allow_mixed: bool = False, allow_ga
 
 
 def _must_stand_apart(runs: list[Run]) -> bool:
-    """Whether runs of one environment have a seed twice, or one variant under two settings: not seeds of one sample."""
+    """Whether runs of one environment cannot be pooled: a seed twice, or one variant with two settings."""
     for i, run in enumerate(runs):
         for other in runs[:i]:
             shared = {m.variant for m in run.members} & {m.variant for m in other.members}
@@ -44,7 +47,7 @@ def _must_stand_apart(runs: list[Run]) -> bool:
 
 
 def _distinct_names(runs: list[Run]) -> dict[Path, str]:
-    """Each run's folder name, with as many folders before it as it takes to tell all of them apart."""
+    """The name of each run's folder, with as many parent folders as needed to be unique."""
     whole = {run.path: run.path.resolve().parts for run in runs}
     for depth in range(1, max(map(len, whole.values()), default=1) + 1):
         names = {path: "/".join(parts[-depth:]) for path, parts in whole.items()}
@@ -54,25 +57,25 @@ def _distinct_names(runs: list[Run]) -> dict[Path, str]:
 
 
 def differing_fields(run: Run, other: Run) -> list[str]:
-    """Settings that differ though they should not in one comparison."""
+    """Settings that differ and must not within one comparison."""
     fields = sorted({*run.settings, *other.settings} - FREE_FIELDS)
     missing = "not recorded"
     return [f for f in fields if run.settings.get(f, missing) != other.settings.get(f, missing)]
 
 
 def _environment(run: Run) -> str:
-    """The environment's id and options, also of a run that stands on a line of its own."""
+    """The environment's id and options, without the folder's name that `load_all` may add."""
     return str([run.settings.get("env"), run.settings.get("env_options")])
 
 
 def mixed_fields(runs: Sequence[Run]) -> list[str]:
-    """Every setting in which runs of one environment differ; there are none unless mixing was allowed."""
+    """Settings that differ between runs of one environment; none unless mixing was allowed."""
     first: dict[str, Run] = {}
     return sorted({f for run in runs for f in differing_fields(run, first.setdefault(_environment(run), run))})
 
 
 def varied_fields(runs: Sequence[Run]) -> list[str]:
-    """Every setting in which environments of one suite differ: `total_env_steps (1000 on a; 2000 on b)`."""
+    """Settings that differ between environments of one suite: `total_env_steps (1000 on a; 2000 on b)`."""
     by_suite: dict[str, dict[str, Run]] = {}
     for run in runs:
         by_suite.setdefault(run.suite, {}).setdefault(_environment(run), run)
@@ -92,15 +95,15 @@ def _some(envs: list[str], most: int = 3) -> str:
 
 
 def _check_settings(runs: list[Run]) -> None:
-    """Refuse a comparison of two settings: the first field that differs is named."""
+    """Raise ReportError for the first setting that differs between runs of one environment."""
     first: dict[str, Run] = {}
     for run in runs:
         other = first.setdefault(_environment(run), run)
         for field in differing_fields(run, other):
             ours, theirs = (r.settings.get(field, "not recorded") for r in (run, other))
             raise ReportError(
-                f"report: {run.path} has {field} = {ours}, {other.path} has {theirs}; on {run.env} these are "
-                f"different settings and not one comparison (--allow-mixed takes them all the same)"
+                f"{field}: expected the same on {run.env} in all runs, got {ours} in {run.path} and {theirs} in "
+                f"{other.path}; --allow-mixed compares them nevertheless"
             )
 
 
@@ -111,6 +114,6 @@ def _check_members(runs: list[Run]) -> None:
             other = seen.setdefault((run.env, member), run)
             if other is not run:
                 raise ReportError(
-                    f"report: {run.path} and {other.path} both hold {member.variant}, seed {member.seed} on {run.env}; "
-                    f"give one of them (--allow-mixed shows each on its own line)"
+                    f"seeds: expected each seed once, got {member.variant}, seed {member.seed} on {run.env} in "
+                    f"{run.path} and {other.path}; leave one out, or show both with --allow-mixed"
                 )

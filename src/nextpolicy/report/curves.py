@@ -1,9 +1,10 @@
-"""Curves thin enough for a page: every bucket of rounds keeps its lowest and its highest point, so no peak is lost."""
+"""Curves thinned for the page: every bucket of rounds keeps its lowest and its highest point, so no peak is lost."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,20 +12,61 @@ import pandas as pd
 
 from nextpolicy.report.runs import Run
 
-# What is drawn for each environment: name -> points kept of each curve, axis label, logarithmic axis, line to draw and
-# what it says, and whether points stand alone (what lies between two targets' ends is no value).
-PANELS: dict[str, dict[str, Any]] = {
-    "return": {"points": 200, "label": "return"},
-    "diff": {"points": 160, "label": "diff / threshold", "log": True, "line": 1, "line_label": "stable below"},
-    "lifespan": {"points": 120, "label": "rounds a target lived", "dots": True},
-    "updates": {"points": 60, "label": "target updates so far"},
+Points = tuple[np.ndarray, np.ndarray]  # x (rounds) and y
+
+
+def _returns(frame: pd.DataFrame) -> Points:
+    return frame["round"].to_numpy(), frame["episode_return"].to_numpy(np.float64)
+
+
+def _diff(frame: pd.DataFrame) -> Points:
+    """Nothing for members without a threshold, whose diff is recorded as 0."""
+    rounds, diff = frame["round"].to_numpy(), frame["diff_over_threshold"].to_numpy(np.float64)
+    return (rounds, np.where(diff > 0, diff, np.nan)) if np.any(diff > 0) else (rounds[:0], diff[:0])
+
+
+def _lifespan(frame: pd.DataFrame) -> Points:
+    ended = frame[frame["accepted"].to_numpy(bool)]
+    return ended["round"].to_numpy(), ended["rounds_held"].to_numpy(np.float64)
+
+
+def _updates(frame: pd.DataFrame) -> Points:
+    return frame["round"].to_numpy(), np.cumsum(frame["accepted"].to_numpy(bool)).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart of each environment."""
+
+    label: str
+    points: int  # kept of each curve
+    reads: tuple[str, ...]  # metrics
+    values: Callable[[pd.DataFrame], Points]  # of one member
+    options: dict[str, Any]  # for page.js: log, line, line_label, dots
+
+    @property
+    def is_line(self) -> bool:
+        return not self.options.get("dots")
+
+
+PANELS = {
+    "return": Panel("return", 200, ("episode_return",), _returns, {}),
+    "diff": Panel(
+        "diff / threshold",
+        160,
+        ("diff_over_threshold",),
+        _diff,
+        {"log": True, "line": 1, "line_label": "stable below"},
+    ),
+    "lifespan": Panel("rounds the target lived", 120, ("accepted", "rounds_held"), _lifespan, {"dots": True}),
+    "updates": Panel("target updates so far", 60, ("accepted",), _updates, {}),
 }
 
 
-def thin(x: np.ndarray, y: np.ndarray, points: int, *, line: bool = True) -> tuple[np.ndarray, np.ndarray]:
-    """At most `points` of the points (x, y), the first, the last and each bucket's extremes among them, in order.
+def thin(x: np.ndarray, y: np.ndarray, points: int, *, line: bool = True) -> Points:
+    """At most `points` of the points (x, y), in order: the first, the last and each bucket's extremes.
 
-    Points whose y is not finite are left out first. A line that is constant needs only its ends.
+    Points whose y is not finite are dropped first. Of a constant line only the ends are kept.
     """
     finite = np.isfinite(y)
     x, y = x[finite], y[finite]
@@ -41,38 +83,31 @@ def thin(x: np.ndarray, y: np.ndarray, points: int, *, line: bool = True) -> tup
     return x[chosen], y[chosen]
 
 
-def panel_values(frame: pd.DataFrame, panel: str) -> tuple[np.ndarray, np.ndarray]:
-    """(round, value) of one member for one panel; nothing where the panel does not apply."""
-    rounds = frame["round"].to_numpy()
-    accepted = frame["accepted"].to_numpy(bool)
-    if panel == "return":
-        return rounds, frame["episode_return"].to_numpy(np.float64)
-    if panel == "diff":
-        diff = frame["diff_over_threshold"].to_numpy(np.float64)
-        return (rounds, np.where(diff > 0, diff, np.nan)) if np.any(diff > 0) else (rounds[:0], diff[:0])
-    if panel == "lifespan":
-        return rounds[accepted], frame["rounds_held"].to_numpy(np.float64)[accepted]
-    return rounds, np.cumsum(accepted).astype(np.float64)
+def series(runs: Sequence[Run], variants: Sequence[str], name: str) -> list[dict[str, Any]]:
+    """Thinned curves of one panel on one environment: every member's, and each variant's mean over seeds (`m` is -1).
 
-
-def series(runs: Sequence[Run], variants: Sequence[str], panel: str) -> list[dict[str, Any]]:
-    """Every member's thinned curve on one environment, and the mean over seeds of each variant (member -1)."""
-    points = PANELS[panel]["points"]
-    curves, whole = [], {}
+    Runs that did not record the panel's metrics have none.
+    """
+    panel = PANELS[name]
+    drawn: list[dict[str, Any]] = []
+    by_variant: dict[str, list[pd.Series]] = {}
     for run in runs:
+        if not set(panel.reads) <= set(run.frame):
+            continue
         for index, frame in run.frame.groupby("member"):
             member = run.members[int(index)]
-            x, y = panel_values(frame, panel)
+            x, y = panel.values(frame)
             if len(x):
-                whole.setdefault(member.variant, []).append(pd.Series(y, index=x))
+                by_variant.setdefault(member.variant, []).append(pd.Series(y, index=x))
                 ident = {"v": variants.index(member.variant), "m": int(index), "s": member.seed}
-                curves.append(ident | _numbers(*thin(x, y, points, line=not PANELS[panel].get("dots"))))
-    if panel != "lifespan":  # targets of different seeds end in different rounds: their mean would be of one seed each
-        for variant, many in whole.items():
-            mean = pd.concat(many, axis=1).mean(axis=1).sort_index()
-            ident = {"v": variants.index(variant), "m": -1, "s": len(many)}
-            curves.append(ident | _numbers(*thin(mean.index.to_numpy(), mean.to_numpy(), points)))
-    return curves
+                drawn.append(ident | _numbers(*thin(x, y, panel.points, line=panel.is_line)))
+    if not panel.is_line:  # targets of different seeds end in different rounds: there is nothing to average
+        return drawn
+    for variant, curves in by_variant.items():
+        mean = pd.concat(curves, axis=1).mean(axis=1).sort_index()
+        ident = {"v": variants.index(variant), "m": -1, "s": len(curves)}
+        drawn.append(ident | _numbers(*thin(mean.index.to_numpy(), mean.to_numpy(), panel.points)))
+    return drawn
 
 
 def _numbers(x: np.ndarray, y: np.ndarray) -> dict[str, list[float]]:

@@ -1,30 +1,33 @@
-"""How all figures look: colours, legend, axes, and how they are saved."""
+"""The style of all figures: colours, legend, axes and file formats."""
 
 from __future__ import annotations
 
 import io
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal
 
 import matplotlib
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from nextpolicy.report import palette
 
-KINDS = {"svg": {"metadata": {"Date": None}}, "png": {"dpi": 130}}
+KINDS = ("svg", "png")
 
 
-def drawn(figure: Figure) -> dict[str, bytes]:
-    """Kind of file -> content; the same figure gives the same bytes."""
+def render(figure: Figure, dpi: int = 130) -> dict[str, bytes]:
+    """The figure as {"svg": ..., "png": ...}; equal figures give equal bytes."""
     files = {}
     FigureCanvasAgg(figure)
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "nextpolicy"}):
-        for kind, options in KINDS.items():
+        for kind in KINDS:
             buffer = io.BytesIO()
-            figure.savefig(buffer, format=kind, facecolor="white", **options)
+            metadata = {"Date": None} if kind == "svg" else None
+            figure.savefig(buffer, format=kind, dpi=dpi, facecolor="white", metadata=metadata)
             files[kind] = buffer.getvalue()
     return files
 
@@ -34,37 +37,39 @@ def colour_of(variant: str, variants: Sequence[str]) -> str:
 
 
 def is_second(variant: str, variants: Sequence[str]) -> bool:
-    """Whether another variant may have its colour: then lines are dashed, bars hatched and points squares."""
+    """Whether the variant's colour is used a second time; then lines are dashed, bars hatched and points square."""
     return palette.is_second(palette.slot(variant, variants))
 
 
 def literal(name: str) -> str:
-    """A name as it is: between two bare dollars matplotlib would read mathematics."""
+    """A name with its dollars escaped, which matplotlib would read as mathematics."""
     return name.replace("$", r"\$")
 
 
-def legend(figure: Figure, entries: dict[str, Any]) -> None:
-    """Above everything, in as many columns as there is room for."""
+def legend(figure: Figure, entries: dict[str, Artist]) -> None:
+    """One legend above all panels, in as many columns as fit."""
     wide = 0.5 + 0.065 * max(map(len, entries), default=1)  # inches of an entry
     columns = min(4, max(1, int(figure.get_figwidth() // wide)))
-    where = {"loc": "outside upper center", "ncols": columns, "fontsize": 8, "frameon": False}
-    figure.legend(entries.values(), entries.keys(), **where)
+    figure.legend(
+        entries.values(), entries.keys(), loc="outside upper center", ncols=columns, fontsize=8, frameon=False
+    )
 
 
-def labelled(axes: Sequence[Any]) -> dict[str, Any]:
+def labelled(axes: Sequence[Axes]) -> dict[str, Artist]:
+    """Legend entries of all panels by their labels."""
     return {text: handle for each in axes for handle, text in zip(*each.get_legend_handles_labels(), strict=True)}
 
 
-def plain(axes: Any, grid: str) -> None:
-    """Lines of a grid instead of a frame."""
+def plain(axes: Axes, grid: Literal["x", "y", "both"]) -> None:
+    """Grid lines instead of a frame."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["bottom", "left"]].set_color("#999999")
     axes.grid(axis=grid, color="#e4e4e4", linewidth=0.6)
     axes.set_axisbelow(True)
 
 
-def percent_scale(axes: Any, which: str, values: Sequence[float]) -> None:
-    """Linear, or linear about 0 and logarithmic beyond where one environment would flatten the others."""
+def percent_scale(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> None:
+    """A linear axis, or one that is logarithmic beyond 20 if a large value would flatten the others."""
     if max((abs(v) for v in values if math.isfinite(v)), default=0.0) <= 60:
         return
     getattr(axes, f"set_{which}scale")("symlog", linthresh=20)

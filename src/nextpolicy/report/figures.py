@@ -1,28 +1,29 @@
-"""Figures of a comparison for print: SVG and PNG by matplotlib, without a screen."""
+"""Figures of a comparison, by matplotlib."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from nextpolicy.report.bars import margin
+from nextpolicy.report.columns import has_threshold
 from nextpolicy.report.drawing import colour_of, is_second, labelled, legend, literal, percent_scale, plain
-from nextpolicy.report.runs import Run
-from nextpolicy.report.text import SUITE_NAMES
+from nextpolicy.report.runs import Run, by_environment
+from nextpolicy.report.text import suite_name
 
-POINTS = 250  # of a curve
-WIDTH = 3.3  # inches of one panel
+POINTS = 250  # of each curve
+WIDTH = 3.3  # of a panel, in inches
 Tables = dict[tuple[str, str], pd.DataFrame]
 
 
 def all_figures(runs: Sequence[Run], members: pd.DataFrame, tables: Tables) -> dict[str, Figure]:
-    """Every figure of every suite: name -> figure, not drawn yet."""
+    """All figures of all suites by name, not rendered yet."""
     variants = list(dict.fromkeys(members["variant"]))
     found: dict[str, Figure] = {}
     for suite in dict.fromkeys(run.suite for run in runs):
@@ -37,7 +38,7 @@ def all_figures(runs: Sequence[Run], members: pd.DataFrame, tables: Tables) -> d
 
 
 def bars(suite: str, tables: dict[str, pd.DataFrame], variants: Sequence[str]) -> Figure:
-    """Score relative to PPO, in percentage points above or below, with 95 % intervals and the winner's margin."""
+    """Score in percentage points above or below PPO, with 95 % intervals and the lead of the best variant."""
     rows = {v: t.set_index("env").to_dict("index") for v, t in tables.items()}
     envs = list(dict.fromkeys(env for r in rows.values() for env in r))
     best = lambda env: max((r[env]["score_pct_of_ppo"] for r in rows.values() if env in r), default=0.0)  # noqa: E731
@@ -66,15 +67,15 @@ def bars(suite: str, tables: dict[str, pd.DataFrame], variants: Sequence[str]) -
     axes.set_yticks(range(len(envs)), map(literal, names), fontsize=7)
     axes.tick_params(axis="x", labelsize=8)
     axes.set_xlabel("score, percentage points above PPO's mean (95 % interval)", fontsize=8)
-    axes.set_title(SUITE_NAMES.get(suite, suite), fontsize=10)
+    axes.set_title(suite_name(suite), fontsize=10)
     axes.tick_params(axis="y", length=0)
     legend(figure, labelled([axes]))
     plain(axes, "x")
     return figure
 
 
-def _finish(figure: Figure, axes: list[Any], label: str) -> Figure:
-    """One legend for all panels, and what the axes mean."""
+def _finish(figure: Figure, axes: list[Axes], label: str) -> Figure:
+    """Add one legend for all panels and the labels of the axes."""
     legend(figure, labelled(axes))
     for each in axes:
         each.xaxis.set_major_locator(MaxNLocator(5))
@@ -90,12 +91,12 @@ def _title(env: str, runs: Sequence[Run]) -> str:
     return f"{env} ({'–'.join(str(n) for n in sorted({min(seeds), max(seeds)}))} seeds)"
 
 
-def _frame(axes: Any, env: str, runs: Sequence[Run]) -> None:
-    """Title, all steps the run was told to make, and what is to be said where it has not come far."""
+def _frame(axes: Axes, env: str, runs: Sequence[Run]) -> None:
+    """Title, an x axis as long as the whole run, and the state of a run that is not finished."""
     axes.set_title(literal(_title(env, runs)), fontsize=8)
     axes.set_xlim(0, max(run.total_steps for run in runs))
     odd = [f"{run.state}, {run.rounds_done} of {run.rounds} rounds" for run in runs if run.state != "finished"]
-    drawn = [line.get_ydata() for line in axes.lines if line.get_label() in _variants(runs)]
+    drawn = [np.asarray(line.get_ydata()) for line in axes.lines if line.get_label() in _variants(runs)]
     if not any(np.isfinite(values).any() for values in drawn):
         axes.set_yticks([])
     if odd:
@@ -108,7 +109,7 @@ def _variants(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(m.variant for run in runs for m in run.members))
 
 
-def _grid(envs: int) -> tuple[Figure, list[Any]]:
+def _grid(envs: int) -> tuple[Figure, list[Axes]]:
     columns = min(4, envs)
     lines = math.ceil(envs / columns)
     figure = Figure(figsize=(max(WIDTH * columns, 4), 2.5 * lines + 0.5), layout="constrained")
@@ -118,31 +119,46 @@ def _grid(envs: int) -> tuple[Figure, list[Any]]:
     return figure, axes
 
 
-def _by_environment(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    grouped: dict[str, list[Run]] = {}
-    for run in runs:
-        if len(run.frame):
-            grouped.setdefault(run.env, []).append(run)
-    return grouped
+def _started(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs that have metrics, by environment."""
+    return by_environment([run for run in runs if len(run.frame)])
 
 
-def _wide(runs: Sequence[Run], variant: str, values: Callable[[pd.DataFrame], pd.Series]) -> pd.DataFrame:
-    """[round, seed] of one variant on one environment."""
+def _wide(
+    runs: Sequence[Run], variant: str, reads: Sequence[str], values: Callable[[pd.DataFrame], pd.Series]
+) -> pd.DataFrame:
+    """[round, seed] of one variant on one environment, from the runs that recorded the metrics it `reads`."""
     found = []
     for run in runs:
-        for _, frame in run.frame[run.frame["variant"] == variant].groupby("member"):
-            found.append(values(frame.set_index("round")))
+        if set(reads) <= set(run.frame):
+            for _, frame in run.frame[run.frame["variant"] == variant].groupby("member"):
+                found.append(values(frame.set_index("round")))
     return pd.concat(found, axis=1) if found else pd.DataFrame()
 
 
-def _band(axes: Any, table: pd.DataFrame, variants: Sequence[str], variant: str, steps: int) -> None:
-    """Median and quartiles over seeds, smoothed over a fiftieth of the rounds, against environment steps."""
+def _returns(runs: Sequence[Run], variant: str) -> pd.DataFrame:
+    return _wide(runs, variant, ["episode_return"], lambda f: f["episode_return"])
+
+
+def _diffs(runs: Sequence[Run], variant: str) -> pd.DataFrame:
+    name = "diff_over_threshold"
+    return _wide(runs, variant, [name], lambda f: f[name].where(f[name] > 0))
+
+
+def _lifespans(runs: Sequence[Run], variant: str) -> pd.DataFrame:
+    """Rounds that the target of each round will have lived when it is replaced."""
+    names = ["rounds_held", "accepted"]
+    return _wide(runs, variant, names, lambda f: f["rounds_held"].where(f["accepted"].astype(bool)).bfill())
+
+
+def _band(axes: Axes, table: pd.DataFrame, variants: Sequence[str], variant: str, steps: int) -> None:
+    """Median and quartiles over seeds against environment steps, smoothed over 2 % of the rounds."""
     if table.empty:
         return
-    # Where no episode ended in a round, the line goes straight on to the next that has one.
+    # Rounds in which no episode ended are interpolated.
     whole = table.interpolate(method="index", limit_area="inside")
     smooth = whole.rolling(max(1, len(table) // 50), min_periods=1).mean()
-    smooth = smooth.iloc[:: max(1, len(table) // POINTS)]  # smoothed over more rounds than are left out
+    smooth = smooth.iloc[:: max(1, len(table) // POINTS)]  # fewer rounds are skipped than are averaged
     low, middle, high = (smooth.quantile(q, axis=1) for q in (0.25, 0.5, 0.75))
     x = (smooth.index.to_numpy() + 1) * steps
     colour, style = colour_of(variant, variants), "--" if is_second(variant, variants) else "-"
@@ -150,70 +166,65 @@ def _band(axes: Any, table: pd.DataFrame, variants: Sequence[str], variant: str,
     axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
 
 
-def _steps(runs: Sequence[Run]) -> int:
-    return runs[0].total_steps // max(runs[0].rounds, 1)
+def _figure(grouped: dict[str, list[Run]], label: str, draw: Callable[[Axes, list[Run]], None]) -> Figure:
+    """One panel per environment, drawn by `draw`."""
+    figure, axes = _grid(len(grouped))
+    for each, (env, own) in zip(axes, grouped.items(), strict=True):
+        draw(each, own)
+        _frame(each, env, own)
+    return _finish(figure, axes, label)
 
 
 def learning_curves(runs: Sequence[Run], variants: Sequence[str]) -> Figure | None:
-    """Return over environment steps: median and quartiles over seeds."""
-    grouped = _by_environment(runs)
-    if not grouped:
-        return None
-    figure, axes = _grid(len(grouped))
-    for each, (env, own) in zip(axes, grouped.items(), strict=True):
+    """Return against environment steps: median and quartiles over seeds."""
+
+    def draw(axes: Axes, own: list[Run]) -> None:
         for variant in variants:
-            table = _wide(own, variant, lambda f: f["episode_return"])
-            _band(each, table, variants, variant, _steps(own))
-        _frame(each, env, own)
-    return _finish(figure, axes, "return: median and quartiles over seeds")
+            _band(axes, _returns(own, variant), variants, variant, own[0].steps_per_round)
+
+    grouped = _started(runs)
+    return _figure(grouped, "return: median and quartiles over seeds", draw) if grouped else None
 
 
 def diff_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | None:
-    """diff / threshold over environment steps for variants that have a threshold; below the line is stable."""
-    chosen = [v for v in variants if v.startswith("sv-dynamic")]
-    grouped = {
-        e: r for e, r in _by_environment(runs).items() if any(v in set(x.frame["variant"]) for x in r for v in chosen)
-    }
-    if not grouped:
-        return None
-    figure, axes = _grid(len(grouped))
-    for each, (env, own) in zip(axes, grouped.items(), strict=True):
+    """diff / threshold against environment steps, for variants with a threshold; below the line is stable."""
+    chosen = [v for v in variants if has_threshold(v)]
+
+    def draw(axes: Axes, own: list[Run]) -> None:
         for variant in chosen:
-            positive = lambda f: f["diff_over_threshold"].where(f["diff_over_threshold"] > 0)  # noqa: E731
-            _band(each, _wide(own, variant, positive), variants, variant, _steps(own))
-        each.axhline(1, color="black", linestyle="--", linewidth=0.8)
-        each.set_yscale("log")
-        _frame(each, env, own)
-    return _finish(figure, axes, "diff / threshold (stable below the line)")
+            _band(axes, _diffs(own, variant), variants, variant, own[0].steps_per_round)
+        axes.axhline(1, color="black", linestyle="--", linewidth=0.8)
+        axes.set_yscale("log")
+
+    grouped = {e: r for e, r in _started(runs).items() if any(v in set(x.frame["variant"]) for x in r for v in chosen)}
+    return _figure(grouped, "diff / threshold (stable below the line)", draw) if grouped else None
 
 
 def lifespan_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | None:
-    """Return (solid, left) with the rounds the target policy has lived when it is replaced (dotted, right)."""
-    grouped = _by_environment(runs)
-    held = [v for v in variants if not v.startswith("ppo")]  # PPO's target lives for one round, always
-    if not grouped or not held:
-        return None
-    figure, axes = _grid(len(grouped))
-    for each, (env, own) in zip(axes, grouped.items(), strict=True):
-        right = each.twinx()
+    """Return (solid, left), and how many rounds each target policy lived (dotted, right)."""
+    held = [v for v in variants if not v.startswith("ppo")]  # PPO's target always lives for one round
+
+    def draw(axes: Axes, own: list[Run]) -> None:
+        right = axes.twinx()
         right.tick_params(labelsize=7)
         right.yaxis.set_major_locator(MaxNLocator(4, integer=True))
         for variant in held:
-            colour = colour_of(variant, variants)
-            _band(each, _wide(own, variant, lambda f: f["episode_return"]), variants, variant, _steps(own))
-            lived = _wide(own, variant, lambda f: f["rounds_held"].where(f["accepted"].astype(bool)).bfill())
+            _band(axes, _returns(own, variant), variants, variant, own[0].steps_per_round)
+            lived = _lifespans(own, variant)
             if not lived.empty:
                 lived = lived.iloc[:: max(1, len(lived) // POINTS)]
-                x = (lived.index.to_numpy() + 1) * _steps(own)
-                right.plot(x, lived.median(axis=1), ":", color=colour, linewidth=1)
+                x = (lived.index.to_numpy() + 1) * own[0].steps_per_round
+                right.plot(x, lived.median(axis=1), ":", color=colour_of(variant, variants), linewidth=1)
         right.set_ylim(0, max(right.get_ylim()[1], 2))
         right.spines[["top", "left", "bottom"]].set_visible(False)
-        _frame(each, env, own)
-    return _finish(figure, axes, "return (solid); rounds a target lives (dotted, right)")
+
+    grouped = _started(runs)
+    label = "return (solid); rounds a target lives (dotted, right)"
+    return _figure(grouped, label, draw) if grouped and held else None
 
 
 def scatter(suite: str, tables: dict[str, pd.DataFrame], variants: Sequence[str]) -> Figure:
-    """Score against the size of target updates, both relative to PPO, the origin; one environment's are joined."""
+    """Score against the size of target updates, both relative to PPO; points of one environment are joined."""
     figure = Figure(figsize=(7, 5), layout="constrained")
     axes = figure.add_subplot()
     joined: dict[str, list[tuple[float, float]]] = {}
@@ -237,7 +248,7 @@ def scatter(suite: str, tables: dict[str, pd.DataFrame], variants: Sequence[str]
     axes.set_xlabel("log10 of KL(target before, after) in multiples of PPO's", fontsize=8)
     axes.set_ylabel("score, percentage points above PPO", fontsize=8)
     seeds = [int(n) for t in tables.values() for n in t.loc[t["score_pct_of_ppo"].notna(), "seeds"]]
-    axes.set_title(f"{SUITE_NAMES.get(suite, suite)} (at least {min(seeds, default=0)} seeds each)", fontsize=10)
+    axes.set_title(f"{suite_name(suite)} (at least {min(seeds, default=0)} seeds each)", fontsize=10)
     legend(figure, labelled([axes]))
     plain(axes, "both")
     return figure

@@ -1,13 +1,12 @@
-"""Files that are there whole or not at all, and none but our own replaced.
+"""Writes the files of a report, and replaces no file that the report did not write.
 
-Each folder that is written to has a small record of our files and their digests. A file that is not in it, or no longer
-as it was written, is the user's: it is never replaced. The record holds the new digests before the files change, so a
-report that was cut off can be written again.
+Each folder has a record of the report's files and their digests. A file that is not in the record, or has changed,
+belongs to the user and is never replaced. New digests are recorded before the files change, so an interrupted report
+can be written again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -15,26 +14,22 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from nextpolicy.report.runs import ReportError
+from nextpolicy.runfiles import write_whole
 
 RECORD = ".nextpolicy-report.json"  # {"nextpolicy-report": {file name: [digest, ...]}}
 _KEY = "nextpolicy-report"
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """The file, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Write a file atomically."""
     try:
-        temporary.write_bytes(_bytes(content))
-        os.replace(temporary, path)
+        write_whole(path, _bytes(content))
     except OSError as error:
         raise OSError(f"{path} cannot be written ({error.strerror})") from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def write_own(contents: Mapping[Path, str | bytes]) -> None:
-    """All files and their records; nothing at all if one of them would replace what is not ours."""
+    """Write all files and their records, or nothing if one of them would replace a user's file."""
     check_own(contents)
     by_folder: dict[Path, dict[str, str]] = {}
     for path, content in contents.items():
@@ -50,7 +45,7 @@ def write_own(contents: Mapping[Path, str | bytes]) -> None:
 
 
 def check_own(paths: Iterable[Path]) -> None:
-    """Refuse what exists and is not as we wrote it."""
+    """Raise ReportError if a file exists that the report did not write, or that was edited since."""
     records: dict[Path, dict[str, list[str]]] = {}
     for path in paths:
         if path.parent not in records:
@@ -59,13 +54,13 @@ def check_own(paths: Iterable[Path]) -> None:
             continue
         known = records[path.parent].get(path.name)
         if known is None:
-            raise _refusal(path, "exists and is not on record as nextpolicy's own")
+            raise _refusal(path, "exists and was not written by nextpolicy report")
         if not path.is_file() or _digest(path.read_bytes()) not in known:
-            raise _refusal(path, "has been edited since nextpolicy wrote it")
+            raise _refusal(path, "was edited after nextpolicy report wrote it")
 
 
 def _refusal(path: Path, why: str) -> ReportError:
-    return ReportError(f"out: {path} {why}; move it or choose another --out or --files; nothing was written")
+    return ReportError(f"out: {path} {why}; move it, or choose another --out or --files; nothing was written")
 
 
 def _bytes(content: str | bytes) -> bytes:
@@ -83,7 +78,7 @@ def _record(folder: Path) -> dict[str, list[str]]:
     try:
         return {str(name): [str(d) for d in digests] for name, digests in json.loads(file.read_text())[_KEY].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise _refusal(file, "is damaged, so nextpolicy cannot tell its own files") from None
+        raise _refusal(file, "is damaged, so the files of the report are unknown") from None
 
 
 def _write_record(folder: Path, known: Mapping[str, list[str]]) -> None:

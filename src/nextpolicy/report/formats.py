@@ -1,30 +1,39 @@
-"""Tables in languages for documents and spreadsheets: Markdown, LaTeX with booktabs, and CSV."""
+"""Tables as Markdown, LaTeX with booktabs, and CSV."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import pandas as pd
 
-from nextpolicy.report.text import NOT_IN_PRINT, Column, cells
+from nextpolicy.report.layout import cells, explanations
+from nextpolicy.report.statistic import Column
 
 
 def markdown(table: pd.DataFrame, columns: Sequence[Column]) -> str:
     """A pipe table."""
-    escape = lambda text: " ".join(str(text).replace("|", "\\|").replace("<", "&lt;").split())  # noqa: E731
-    lines = [[c[0] for c in columns], ["---"] * len(columns)]
-    lines += [[shown for shown, _ in row] for row in cells(table, columns)]
-    return "".join("| " + " | ".join(map(escape, line)) + " |\n" for line in lines)
+    lines = [[c.heading for c in columns], ["---"] * len(columns)]
+    lines += [[cell.shown for cell in row] for row in cells(table, columns)]
+    return "".join("| " + " | ".join(map(_markdown_escaped, line)) + " |\n" for line in lines)
+
+
+def _markdown_escaped(words: str) -> str:
+    return " ".join(words.replace("|", "\\|").replace("<", "&lt;").split())
+
+
+def legend(title: str, columns: Sequence[Column]) -> str:
+    """What each column means, as Markdown."""
+    lines = [f"- **{heading}**: {_markdown_escaped(about)}" for heading, about in explanations(columns).items()]
+    return "\n".join([f"## {title}", "", *lines, ""])
 
 
 def csv(table: pd.DataFrame) -> str:
-    """All columns and digits. A spreadsheet must not run text as a formula: an apostrophe before it makes it text."""
+    """All columns and digits; text that a spreadsheet would run as a formula gets an apostrophe before it."""
     return table.map(_no_formula).to_csv(index=False)
 
 
-def _no_formula(value: Any) -> Any:
+def _no_formula(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else value
 
 
@@ -35,11 +44,11 @@ _LATEX = {c: f"\\{c}" for c in "&%_#${}"} | {
 
 
 def latex(table: pd.DataFrame, columns: Sequence[Column], caption: str) -> str:
-    """A table with booktabs rules, intervals in small below their numbers, never wider than the text; notes below."""
-    printed = [c for c in columns if c[0] not in (*NOT_IN_PRINT, "Note")]
-    body = [" & ".join(_latex_cell(shown) for shown, _ in row) + r" \\[2pt]" for row in cells(table, printed)]
-    head = " & ".join(_stacked(*_escaped(c[0]).split(", ")) for c in printed) + r" \\"
-    sides = "".join("l" if c[0] in ("Environment", "Variant", "Suite", "Source") else "r" for c in printed)
+    """A booktabs table scaled to the text width, with intervals below their numbers and notes below the table."""
+    printed = [c for c in columns if c.in_print and c.kind != "note"]
+    body = [" & ".join(_latex_cell(cell.shown) for cell in row) + r" \\[2pt]" for row in cells(table, printed)]
+    head = " & ".join(_stacked(*_escaped(c.heading).split(", ")) for c in printed) + r" \\"
+    sides = "".join("l" if c.kind == "text" else "r" for c in printed)
     notes = [f"{row['env']}: {row['note']}." for row in table.to_dict("records") if row.get("note")]
     return "\n".join(
         [
@@ -58,13 +67,13 @@ def latex(table: pd.DataFrame, columns: Sequence[Column], caption: str) -> str:
     )
 
 
-def _escaped(words: Any) -> str:
-    plain = "".join(_LATEX.get(c, c) for c in " ".join(str(words).split()))
+def _escaped(words: str) -> str:
+    plain = "".join(_LATEX.get(c, c) for c in " ".join(words.split()))
     return re.sub(r"(?<![\w.-])-(?=\d)", "$-$", plain)
 
 
 def _latex_cell(shown: str) -> str:
-    """`104.2 ± 3.1 [98.1, 110.0]*`: the interval goes below."""
+    """`104.2 ± 3.1 [98.1, 110.0]*` with the interval on a second line."""
     found = re.fullmatch(r"(\S+(?: ± \S+)?) (\[.*\])(\*?)", shown)
     if not found:
         return _escaped(shown)
@@ -75,6 +84,6 @@ def _latex_cell(shown: str) -> str:
 def _stacked(*lines: str) -> str:
     if len(lines) == 1:
         return lines[0]
-    # In braces: LaTeX would take a bracket after a line's end for the height of a gap.
+    # Braces, because LaTeX reads a bracket after a line break as the height of a gap.
     below = r" \\ ".join(f"{{{line}}}" for line in lines)
     return rf"\begin{{tabular}}[t]{{@{{}}r@{{}}}}{below}\end{{tabular}}"

@@ -1,23 +1,22 @@
-"""The page: one file with everything in it, which opens without a network. Text and tables are plain HTML made here;
-`assets/page.js` draws the curves and sorts."""
+"""The page: one self-contained HTML file. Text and tables are written here; `assets/page.js` draws curves and sorts."""
 
 from __future__ import annotations
 
 import html
 import json
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import Any
 
 import pandas as pd
 
 from nextpolicy._version import __version__
-from nextpolicy.report import bars, curves, palette, summary, text
+from nextpolicy.report import bars, curves, layout, palette, summary, text
 from nextpolicy.report.bars import name, swatch, variant_name
-from nextpolicy.report.runs import Run
+from nextpolicy.report.runs import Run, by_environment
+from nextpolicy.report.statistic import Column
 from nextpolicy.report.tables import Comparison
-from nextpolicy.report.text import Column
+from nextpolicy.report.text import Cell, Row
 from nextpolicy.report.tiles import tiles
 
 _SECTIONS = (
@@ -31,39 +30,36 @@ _SECTIONS = (
 )
 _EXPLAINED = {
     "aggregate": (
-        "Scores in percent of PPO's mean on the same environment. Where that mean is negative, it is 100 + "
-        "100 (score - PPO) / |PPO|: an improvement counts as above 100. Intervals are 95 %, by resampling seeds."
+        "Scores in percent of PPO's mean on the same environment. If that mean is negative, the percentage is 100 + "
+        "100 (score - PPO) / |PPO|, so an improvement is above 100. Intervals are 95 %, by resampling seeds."
     ),
     "bars": (
-        "Mean score in percent of PPO's, on a logarithmic scale, with its 95 % interval. The words beside an "
-        "environment name the best of all, PPO included, and how far it is ahead of the next."
+        "Mean score in percent of PPO's, on a logarithmic scale, with its 95 % interval. Below each environment: "
+        "which variant is best, PPO included, and by how much."
     ),
     "environments": (
-        "A click on a heading sorts. A star: Welch's test finds p < 0.1. Value loss and entropy are means over all "
-        "rounds, and over the last 10 % of steps: at convergence, as the paper prints them."
+        "Means over seeds [95 % interval, by resampling seeds]. A star: Welch's test finds p < 0.1. Click a heading to "
+        "sort."
     ),
-    "scores": (
-        "The score is the mean return of the episodes that ended in the last 10 % of steps, ± the standard deviation "
-        "over seeds. Intervals are 95 %, by resampling seeds. A click on a heading sorts."
-    ),
+    "scores": "Means over seeds [95 % interval, by resampling seeds], ± standard deviation. Click a heading to sort.",
     "curves": (
-        "Mean return of the episodes that ended in a round: thin for each seed, thick for their mean. Curves are "
-        "thinned so that every peak stays. Arrow keys walk along a curve that has the focus."
+        "Mean return of the episodes that ended in each round: thin for each seed, thick for the mean. Curves are "
+        "thinned, but every peak is kept. Focus a curve and use the arrow keys to read it."
     ),
     "gate": (
-        "How far values still move, against the threshold under which they count as stable; how many rounds each "
-        "target policy lived; and how many there have been."
+        "How much values still change, relative to the threshold below which they count as stable; how many rounds "
+        "each target policy lived; and the number of target updates."
     ),
-    "runs": "What each run was told, and what it ran on.",
+    "runs": "Settings, versions and device of each run.",
 }
 
 
 def page(comparison: Comparison, title: str = "", *, watch: str = "", problem: str = "") -> str:
-    """The whole page; `watch` is the version that a serving process tells apart, `problem` why it is not of now."""
+    """The whole page. `watch` is the version of a served page; `problem` says why it is out of date."""
     members = comparison.members
     title = title or summary.title(members)
     variants = list(dict.fromkeys(members["variant"]))
-    environments = _by_environment(comparison.runs)
+    environments = by_environment(comparison.runs)
     parts = {key: part for key, part in _parts(comparison, variants, environments).items() if part}
     words = {key: heading for key, heading in _SECTIONS if key in parts}
     controls = [_controls(variants), *[""] * len(words)]  # below the first section
@@ -72,8 +68,8 @@ def page(comparison: Comparison, title: str = "", *, watch: str = "", problem: s
         for (key, heading), below in zip(words.items(), controls)
     )
     nav = "".join(f'<a href="#{key}">{heading}</a>' for key, heading in words.items())
-    live = f'<span class="live" role="status">{"not up to date" if problem else "live"}</span>' if watch else ""
-    broken = f'<p class="problem" role="alert">This page shows an earlier state. {html.escape(problem)}</p>'
+    live = f'<span class="live" role="status">{"out of date" if problem else "live"}</span>' if watch else ""
+    broken = f'<p class="problem" role="alert">This page is out of date. {html.escape(problem)}</p>'
     body = (
         f"{broken if problem else ''}<header><h1>{html.escape(title)}{live}</h1>"
         f'<div class="tiles">{tiles(comparison, variants)}</div><div class="summary">{_summary(comparison)}</div>'
@@ -83,19 +79,19 @@ def page(comparison: Comparison, title: str = "", *, watch: str = "", problem: s
 
 
 def _parts(comparison: Comparison, variants: list[str], environments: dict[str, list[Run]]) -> dict[str, str]:
-    """What stands in each section; those that compare with PPO are empty where there is none."""
+    """Contents of each section; those that compare with PPO are empty without one."""
     by_key, totals, scores = comparison.environments, comparison.totals, comparison.scores
     several = len({suite for suite, _ in by_key}) > 1
     gate = [panel for panel in ("diff", "lifespan", "updates") if not all(v.startswith("ppo") for v in variants)]
     return {
-        "aggregate": _table(totals, text.aggregate_columns(totals), variants) if len(totals) else "",
+        "aggregate": _explained_tables([("", totals)], layout.aggregate_columns, variants) if len(totals) else "",
         "bars": "".join(bars.bars(suite, by_key, variants) for suite in dict.fromkeys(s for s, _ in by_key)),
-        "environments": "".join(
-            _heading(suite if several else "", variant, variants)
-            + _table(table, text.environment_columns(table), variants)
-            for (suite, variant), table in by_key.items()
+        "environments": _explained_tables(
+            [(_heading(suite if several else "", v, variants), table) for (suite, v), table in by_key.items()],
+            layout.environment_columns,
+            variants,
         ),
-        "scores": _table(scores, text.scores_columns(scores), variants),
+        "scores": _explained_tables([("", scores)], layout.scores_columns, variants),
         "curves": _cards(environments, ["return"]),
         "gate": _cards(environments, gate) if gate else "",
         "runs": "".join(map(_run, comparison.runs)),
@@ -109,14 +105,14 @@ def _summary(comparison: Comparison) -> str:
         lines += f'<p class="varied">Settings that differ between environments: {said}.</p>'
     if comparison.mixed:
         fields = html.escape(", ".join(comparison.mixed))
-        lines += f'<p class="warning">Mixed settings: these runs are not alike in {fields}; read with care.</p>'
+        lines += f'<p class="warning">Mixed settings: these runs differ in {fields}; compare with care.</p>'
     return lines
 
 
 def _document(title: str, body: str, data: dict[str, Any], watch: bool) -> str:
     assets = resources.files("nextpolicy.report") / "assets"
     css, script = ((assets / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    # Nothing may be fetched, but by a page that is being served for the version of itself.
+    # A page may fetch nothing; a served page may ask for its newest version.
     policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
     policy += "; connect-src 'self'" if watch else ""
     plain = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
@@ -130,20 +126,13 @@ def _document(title: str, body: str, data: dict[str, Any], watch: bool) -> str:
     )
 
 
-def _by_environment(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    grouped: dict[str, list[Run]] = {}
-    for run in runs:
-        grouped.setdefault(run.env, []).append(run)
-    return grouped
-
-
 def _data(environments: dict[str, list[Run]], variants: list[str], watch: str) -> dict[str, Any]:
-    """What the script needs."""
-    panels = {panel: {k: v for k, v in about.items() if k != "points"} for panel, about in curves.PANELS.items()}
+    """The data of page.js."""
+    panels = {name: {"label": panel.label, **panel.options} for name, panel in curves.PANELS.items()}
     drawn = [
         {
             "rounds": max(run.rounds for run in runs),
-            "steps_per_round": runs[0].total_steps // max(runs[0].rounds, 1),
+            "steps_per_round": runs[0].steps_per_round,
             "panels": {panel: curves.series(runs, variants, panel) for panel in curves.PANELS},
         }
         for runs in environments.values()
@@ -158,27 +147,39 @@ def _controls(variants: list[str]) -> str:
         for i, v in enumerate(variants)
     )
     members = '<button type="button" aria-pressed="true" id="members">single seeds</button>'
-    return f'<div class="controls" role="group" aria-label="What is shown">{buttons}{members}</div>'
+    return f'<div class="controls" role="group" aria-label="Shown variants">{buttons}{members}</div>'
 
 
 def _heading(suite: str, variant: str, variants: list[str]) -> str:
     index = variants.index(variant)
-    of = html.escape(text.SUITE_NAMES.get(suite, suite))
+    of = html.escape(text.suite_name(suite))
     return f'<h3 data-of="{index}">{swatch(variant, variants)}{variant_name(variant)} <small>{of}</small></h3>'
 
 
+def _explained_tables(
+    tables: Sequence[tuple[str, pd.DataFrame]], columns_of: Callable[[pd.DataFrame], list[Column]], variants: list[str]
+) -> str:
+    """Tables below their headings (HTML), and then what their columns mean."""
+    parts, meanings = [], dict[str, str]()
+    for heading, table in tables:
+        columns = columns_of(table)
+        parts.append(heading + _table(table, columns, variants))
+        meanings |= layout.explanations(columns)
+    rows = "".join(f"<dt>{html.escape(words)}</dt><dd>{html.escape(about)}</dd>" for words, about in meanings.items())
+    legend = f'<details class="meanings"><summary>What the columns mean</summary><dl>{rows}</dl></details>'
+    return "".join(parts) + (legend if parts else "")
+
+
 def _table(table: pd.DataFrame, columns: Sequence[Column], variants: list[str]) -> str:
-    """A table that sorts; each row, or the whole table where it is of one variant, goes with the variant's switch."""
+    """A sortable table. Rows follow the switch of their variant, and so does a table of a single variant."""
     head = "".join(
-        f'<th scope="col"{_kind(words)} title="{html.escape(about)}">'
-        f'<button type="button">{html.escape(words)}</button></th>'
-        for words, about, _ in columns
+        f'<th scope="col"{_class(column)} title="{html.escape(column.about)}">'
+        f'<button type="button">{html.escape(column.heading)}</button></th>'
+        for column in columns
     )
     rows = []
-    for record, row in zip(table.to_dict("records"), text.cells(table, columns), strict=True):
-        cells = "".join(
-            _cell(cell, words, record, first=i == 0) for i, (cell, (words, _, _)) in enumerate(zip(row, columns))
-        )
+    for record, row in zip(table.to_dict("records"), layout.cells(table, columns), strict=True):
+        cells = "".join(_cell(cell, column, record, first=i == 0) for i, (cell, column) in enumerate(zip(row, columns)))
         of = variants.index(record["variant"])
         rows.append(f'<tr class="{record.get("source", "")}" data-of="{of}">{cells}</tr>')
     only = set(table["variant"])
@@ -190,19 +191,19 @@ def _table(table: pd.DataFrame, columns: Sequence[Column], variants: list[str]) 
     )
 
 
-def _cell(cell: text.Cell, heading: str, record: dict[str, Any], *, first: bool) -> str:
-    shown, key = cell
-    if heading == "Seeds" and record.get("note"):  # what is missing must be seen without scrolling to the note
-        return f'<td class="lost" data-key="{key}" title="{html.escape(record["note"])}">{html.escape(shown)}</td>'
-    key = "-inf" if key == -math.inf else key
+def _cell(cell: Cell, column: Column, record: Row, *, first: bool) -> str:
+    shown, key = html.escape(cell.shown), html.escape(str(cell.key))
+    if column.name == "seeds" and record.get("note"):  # visible without scrolling to the note
+        return f'<td class="lost" data-key="{key}" title="{html.escape(record["note"])}">{shown}</td>'
+    if first:
+        shown = (variant_name if column.name == "variant" else name)(cell.shown)
     opening, closing = ('th scope="row"', "th") if first else ("td", "td")
-    words = (variant_name if heading == "Variant" else name)(shown) if first else html.escape(shown)
-    return f'<{opening}{_kind(heading)} data-key="{html.escape(str(key))}">{words}</{closing}>'
+    return f'<{opening}{_class(column)} data-key="{key}">{shown}</{closing}>'
 
 
-def _kind(heading: str) -> str:
-    kind = {"Note": "note", "Variant": "text", "Source": "text"} | dict.fromkeys(text.NOT_IN_PRINT, "screen-only")
-    return f' class="{kind[heading]}"' if heading in kind else ""
+def _class(column: Column) -> str:
+    kind = column.kind if column.in_print else "screen-only"
+    return "" if kind == "number" else f' class="{kind}"'
 
 
 def _cards(environments: dict[str, list[Run]], panels: list[str]) -> str:
@@ -211,11 +212,11 @@ def _cards(environments: dict[str, list[Run]], panels: list[str]) -> str:
         odd = "; ".join(f"{run.state} at {run.rounds_done} of {run.rounds}" for run in runs if run.state != "finished")
         charts = ""
         for panel in panels:
-            label = curves.PANELS[panel]["label"]
+            label = curves.PANELS[panel].label
             words = f'<p class="about">{label}</p>' if len(panels) > 1 else ""
             charts += (
                 f'{words}<div class="chart" tabindex="0" role="group" data-env="{index}" data-panel="{panel}" '
-                f'aria-label="{html.escape(label)} on {html.escape(env)}; arrow keys read it out"></div>'
+                f'aria-label="{html.escape(label)} on {html.escape(env)}; read with the arrow keys"></div>'
             )
         state = f' <small class="note">{html.escape(odd)}</small>' if odd else ""
         kind = "card gate" if len(panels) > 1 else "card"
@@ -224,7 +225,7 @@ def _cards(environments: dict[str, list[Run]], panels: list[str]) -> str:
 
 
 def _run(run: Run) -> str:
-    """Every setting and version of a run, folded away."""
+    """All settings and versions of a run, folded."""
     about = {k: v for k, v in run.about.items() if k != "versions"} | run.about.get("versions", {})
     state = f"{run.state}, {run.rounds_done} of {run.rounds} rounds" + (f": {run.reason}" if run.reason else "")
     head = f"<summary><strong>{html.escape(run.env)}</strong> {html.escape(run.name)} ({html.escape(state)})</summary>"
@@ -232,6 +233,6 @@ def _run(run: Run) -> str:
 
 
 def _pairs(heading: str, values: dict[str, Any]) -> str:
-    show = lambda v: html.escape(v if isinstance(v, str) else json.dumps(v))  # noqa: E731
-    rows = "".join(f"<div><dt>{html.escape(k)}</dt><dd>{show(v)}</dd></div>" for k, v in values.items())
+    shown = {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
+    rows = "".join(f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd></div>" for k, v in shown.items())
     return f"<h3>{heading}</h3><dl>{rows}</dl>"

@@ -1,6 +1,6 @@
-"""Run folders as tables: what each run was told, how it ended, and its metrics by member and round.
+"""Run folders as tables: the settings of each run, how it ended, and its metrics by member and round.
 
-Nothing but files is read: config.json, status.json, metrics/part-*.parquet and, if it is there, evaluation.json.
+Read are config.json, status.json, metrics/part-*.parquet and, if it exists, evaluation.json.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from nextpolicy import runfiles
 from nextpolicy._version import __version__
 from nextpolicy.config import MAX_MEMBERS, ConfigError, Member, TrainConfig, shown, whole
 from nextpolicy.config.presets import preset_for
+from nextpolicy.report import columns
 
-DEPTH = 3  # how far below a given folder runs are looked for
-NEEDED = (
-    "round env_steps member seed variant episode_return episodes accepted diff_over_threshold rounds_held "
-    "kl_target kl_behaviour value_loss entropy"
-)
+DEPTH = 3  # levels below a given folder that are searched for runs
+_KEYS = ("round", "env_steps", "member", "seed", "variant")
+_DRAWN = ("episode_return", "accepted", "diff_over_threshold", "rounds_held")  # by figures and on the page
 
 
 class ReportError(ValueError):
-    """Runs that cannot be reported on: one line."""
+    """Runs that cannot be reported on, in one line."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,9 +34,9 @@ class Run:
 
     path: Path
     name: str
-    env: str  # the id, with its options where there are any
-    suite: str  # minatar, brax, atari, four-rooms or default: what is aggregated together
-    settings: dict[str, Any]  # config.json by flat name, without what follows
+    env: str  # the id and its options
+    suite: str  # minatar, brax, atari, four-rooms or default: environments that are aggregated together
+    settings: dict[str, Any]  # config.json by flat name, without `about`
     about: dict[str, Any]  # versions, device, revision
     members: list[Member]
     state: str  # finished | running | stopped | failed | unknown
@@ -46,35 +45,41 @@ class Run:
     rounds_done: int
     rounds: int
     total_steps: int
-    frame: pd.DataFrame
+    frame: pd.DataFrame  # the metrics that the report reads, as far as the run recorded them
     evaluation: dict[int, float]  # member -> mean return of its target policy
+
+    @property
+    def steps_per_round(self) -> int:
+        return self.total_steps // max(self.rounds, 1)
 
 
 def find(paths: Sequence[str | Path]) -> list[Path]:
-    """Run folders given, or below the folders given; each once, in order."""
+    """The run folders among the paths or below them, each once, in order."""
     found: dict[Path, Path] = {}
     for path in map(Path, paths):
         if not path.is_dir():
-            raise ReportError(f"report: {path} is not a folder")
+            raise ReportError(f"report: expected a folder, got {path}")
         inside = [p.parent for d in range(DEPTH + 1) for p in sorted(path.glob("*/" * d + "config.json"))]
         if not inside:
-            raise ReportError(f"report: {path} holds no run (no config.json in it or up to {DEPTH} levels below)")
+            raise ReportError(
+                f"report: expected a run, got {path} (no config.json in it or up to {DEPTH} levels below)"
+            )
         found |= {p.resolve(): p for p in inside}
     return list(found.values())
 
 
 def load(path: Path, *, allow_gaps: bool = False) -> Run:
-    """A run as it is on disk; missing or damaged metrics are an error, unless gaps are allowed."""
+    """Read a run folder; missing or damaged metrics are an error unless `allow_gaps`."""
     raw = _json(path / "config.json")
     about = raw.get("about", {})
     if not isinstance(about, dict) or not isinstance(about.get("versions", {}), dict):
-        raise ReportError(f"run {path}: config.json has an `about` that is no table of facts")
+        raise ReportError(f"run {path}: about: expected an object in config.json, got {shown(about)}")
     settings = {k: v for k, v in raw.items() if k not in ("about", "custom")}
     try:
         config = TrainConfig.from_flat(settings)
     except ConfigError as error:
-        made_by = about.get("nextpolicy", "an unknown version")
-        raise ReportError(f"run {path}: made by nextpolicy {made_by}, this is {__version__}: {error}") from None
+        version = about.get("nextpolicy", "of an unknown version")
+        raise ReportError(f"run {path}: written by nextpolicy {version}, this is {__version__}: {error}") from None
     status = _json(path / "status.json") if (path / "status.json").is_file() else {}
     options = ",".join(f"{k}={v}" for k, v in config.environment.env_options.items())
     env = config.environment.env
@@ -104,12 +109,9 @@ def load(path: Path, *, allow_gaps: bool = False) -> Run:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        return runfiles.read_object(path)
+    except (OSError, ValueError) as error:
         raise ReportError(f"run {path.parent}: {path.name} cannot be read ({error})") from None
-    if not isinstance(value, dict):
-        raise ReportError(f"run {path.parent}: {path.name} holds no table of fields")
-    return value
 
 
 def _evaluation(path: Path) -> dict[int, float]:
@@ -118,57 +120,66 @@ def _evaluation(path: Path) -> dict[int, float]:
         return {}
     try:
         rows = json.loads(file.read_text())
-        return {whole("member", row["member"], 0, MAX_MEMBERS): _mean_return(row["mean"]) for row in rows}
+        return {whole("member", row["member"], 0, MAX_MEMBERS): _finite(row["mean"]) for row in rows}
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ReportError(f"run {path}: evaluation.json cannot be read ({error})") from None
 
 
-def _mean_return(raw: Any) -> float:
-    """A mean of returns: NaN, or of a size that float32 numbers can have, so that ratios of two are finite."""
+def _finite(raw: str | float) -> float:
+    """A mean return: NaN, or within the range of float32, so that the ratio of two is finite."""
     mean = float(raw)
     if abs(mean) > 3.5e38:
-        raise ValueError(f"mean: got {shown(raw)}, takes a finite number")
+        raise ValueError(f"mean: expected a finite number, got {shown(raw)}")
     return 0.0 if abs(mean) < 1e-45 else mean
 
 
 def _metrics(path: Path, raw: dict[str, Any], state: str, rounds: int, allow_gaps: bool) -> pd.DataFrame:
-    """All rows by member and round; what is damaged, missing, changed or of another version is an error."""
-    names = NEEDED.split()
+    """All rows by member and round, with the metrics that the report reads and the run recorded."""
+    names = list(dict.fromkeys([*_KEYS, *_DRAWN, *sorted(columns.metrics_read())]))
     damage = runfiles.metrics_damage(path, state, rounds)
     if damage and not allow_gaps:
-        hint = f"`nextpolicy resume {path}` computes them again where a checkpoint allows, --allow-gaps does without"
+        hint = f"`nextpolicy resume {path}` recomputes them from a checkpoint, --allow-gaps reports without them"
         raise ReportError(f"run {path}: {damage[0]}; {hint}")
     changed = runfiles.changed_setting(raw, runfiles.newest_manifest(path / "checkpoints")[1])
     if changed:
-        raise ReportError(f"run {path}: config.json was changed: {changed}; put it back")
+        raise ReportError(f"run {path}: config.json was changed: {changed}; restore it")
     try:
         frame = runfiles.read_metrics(path, without=damage)
     except ValueError as error:
         raise ReportError(f"run {path}: {error}") from None
     if frame.empty:
         return pd.DataFrame(columns=names)
-    missing = [n for n in names if n not in frame]
+    missing = [name for name in _KEYS if name not in frame]
     if missing:
-        made_by = raw.get("about", {}).get("nextpolicy", "an unknown version")
+        version = raw.get("about", {}).get("nextpolicy", "of an unknown version")
         raise ReportError(
-            f"run {path}: made by nextpolicy {made_by}, has no column {', '.join(missing)}; "
-            f"this is {__version__}, which needs it"
+            f"run {path}: metrics: expected {', '.join(_KEYS)}, got no {', '.join(missing)}; "
+            f"it was written by nextpolicy {version}, this is {__version__}"
         )
-    return frame[names]
+    return frame[[name for name in names if name in frame]]
 
 
 def _check_rows(path: Path, frame: pd.DataFrame, members: list[Member]) -> None:
-    """Rows must be numbers, of the members that config.json names, each round of each once."""
+    """Metrics must be numbers, of the members in config.json, with each round of each once."""
     for name in frame if len(frame) else ():
         kind = frame[name].dtype
         if name != "variant" and kind.kind not in "biuf":
-            raise ReportError(f"run {path}: its metrics have in {name} what is not a number")
-    if frame.duplicated(["member", "round"]).any():
-        raise ReportError(f"run {path}: its metrics have a round of a member twice")
-    told = {i: (member.variant, member.seed) for i, member in enumerate(members)}
+            raise ReportError(f"run {path}: metrics: expected numbers in {name}, got {kind}")
+    twice = frame[frame.duplicated(["member", "round"])]
+    if len(twice):
+        first = twice.iloc[0]
+        raise ReportError(f"run {path}: metrics: expected each round once, got round {first['round']} twice")
+    configured = {i: (member.variant, member.seed) for i, member in enumerate(members)}
     for who in frame[["member", "variant", "seed"]].drop_duplicates().itertuples(index=False):
-        if told.get(who.member) != (who.variant, who.seed):
+        if configured.get(who.member) != (who.variant, who.seed):
             raise ReportError(
-                f"run {path}: its metrics have member {who.member} as {who.variant}, seed {who.seed}; "
-                f"config.json names another"
+                f"run {path}: metrics: expected the members of config.json, got member {who.member} as {who.variant}, "
+                f"seed {who.seed}"
             )
+
+
+def by_environment(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    grouped: dict[str, list[Run]] = {}
+    for run in runs:
+        grouped.setdefault(run.env, []).append(run)
+    return grouped

@@ -1,19 +1,17 @@
-"""What a report says first: its title, three sentences, and which numbers stand in large."""
+"""The title of a report, its summary in three sentences, and its headline numbers."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pandas as pd
 
 from nextpolicy.report.tables import Comparison
-from nextpolicy.report.text import SUITE_NAMES, count, number, with_interval
+from nextpolicy.report.text import Row, count, number, suite_name, with_interval
 
-MOST = 2  # variants or scores in a sentence; the tables have all
+MOST = 2  # variants or scores in a sentence; the tables hold all
 
 
 def title(members: pd.DataFrame) -> str:
-    """What is compared, or else what there is."""
+    """What is compared, or what was run."""
     variants, envs = (list(dict.fromkeys(members[name])) for name in ("variant", "env"))
     plain = [v.startswith("ppo") for v in variants]
     if any(plain) and not all(plain):
@@ -23,7 +21,7 @@ def title(members: pd.DataFrame) -> str:
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """Three: what there is, how the scores are, what the gate did. In percent of PPO where that can be said."""
+    """Three sentences: the runs, their scores (in percent of PPO, if possible), and what the gate did."""
     members, totals = comparison.members, comparison.totals
     finished = sum(run.state == "finished" for run in comparison.runs)
     first = (
@@ -38,18 +36,18 @@ def sentences(comparison: Comparison) -> list[str]:
     if scored:
         return [first, *_in_returns(scored, members)]
     if finished < len(comparison.runs):
-        return [first, "No member has a score yet: scores and the gate's numbers are those of finished runs."]
+        return [first, "No member has a score yet: only finished runs have scores and statistics of the gate."]
     return [first, "No member has a score; the table says why."]
 
 
-def _against_ppo(shown: list[dict[str, Any]], comparison: Comparison) -> list[str]:
+def _against_ppo(shown: list[Row], comparison: Comparison) -> list[str]:
     suite, totals = shown[0]["suite"], comparison.totals
     scores, gate = [], []
     for row in shown:
         table = comparison.environments[suite, row["variant"]]
         better, worse = wins(table)
         scores.append(
-            f"{row['variant']} has a median of {with_interval(row, 'median_pct_ppo')[0]} % of PPO's score, "
+            f"{row['variant']} has a median of {with_interval(row, 'median_pct_ppo', 1).shown} % of PPO's score, "
             f"significantly better on {better} and worse on {worse} of {count(int(row['environments']), 'environment')}"
         )
         gate.append(
@@ -57,15 +55,15 @@ def _against_ppo(shown: list[dict[str, Any]], comparison: Comparison) -> list[st
             f"rounds, each time by {number(row['kl_target_x_ppo'])} × the KL of a PPO update"
         )
     rest = _more(len(_comparable(totals)) - len(shown), "comparison")
-    where = f"On {SUITE_NAMES.get(suite, suite)}, " if totals["suite"].nunique() > 1 else ""
+    where = f"On {suite_name(suite)}, " if totals["suite"].nunique() > 1 else ""
     return [where + "; ".join(scores) + rest + ".", where + "; ".join(gate) + "."]
 
 
-def _in_returns(scored: list[dict[str, Any]], members: pd.DataFrame) -> list[str]:
+def _in_returns(scored: list[Row], members: pd.DataFrame) -> list[str]:
     scores, gate = [], []
     for row in scored[:MOST]:
         who = f"{row['variant']} on {row['env']}"
-        scores.append(f"{who} scored {with_interval(row, 'score')[0]}")
+        scores.append(f"{who} scored {with_interval(row, 'score').shown}")
         gate.append(
             f"{who} updated its target {number(row['updates'], places=1)} times, "
             f"in {number(row['updates_pct'], places=1)} % of rounds"
@@ -80,26 +78,27 @@ def _more(n: int, noun: str) -> str:
     return f" ({n} more {noun}{'s' * (n != 1)} in the table)" if n > 0 else ""
 
 
-def scored_rows(scores: pd.DataFrame) -> list[dict[str, Any]]:
-    """Lines of the table of returns that have a score."""
-    return scores[scores["score"].notna()].to_dict("records")
+def scored_rows(scores: pd.DataFrame) -> list[Row]:
+    """Rows of the table of returns that have a score."""
+    return list(scores[scores["score"].notna()].to_dict("records"))
 
 
 def _comparable(totals: pd.DataFrame) -> pd.DataFrame:
     return totals[(totals["source"] == "ours") & totals["median_pct_ppo"].notna()] if len(totals) else totals
 
 
-def headlines(totals: pd.DataFrame) -> list[dict[str, Any]]:
-    """Lines of the aggregate table to begin with: the suite with most environments, its best four variants."""
+def headlines(totals: pd.DataFrame) -> list[Row]:
+    """Rows of the aggregate table: the best four variants on the suite with most environments."""
     ours = _comparable(totals)
     if not len(ours):
         return []
     suite = ours.loc[ours["environments"].idxmax(), "suite"]
-    return ours[ours["suite"] == suite].sort_values("median_pct_ppo", ascending=False).head(4).to_dict("records")
+    best = ours[ours["suite"] == suite].sort_values("median_pct_ppo", ascending=False).head(4)
+    return list(best.to_dict("records"))
 
 
 def wins(table: pd.DataFrame) -> tuple[int, int]:
-    """On how many environments a variant is significantly better and worse than PPO."""
+    """Numbers of environments on which a variant is significantly better and worse than PPO."""
     sides = (table["score_pct_of_ppo"] > 100, table["score_pct_of_ppo"] < 100)
     better, worse = (int((table["significant"] & side).sum()) for side in sides)
     return better, worse

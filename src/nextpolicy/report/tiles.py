@@ -1,20 +1,19 @@
-"""The numbers in large at the head of the page."""
+"""The headline numbers at the top of the page."""
 
 from __future__ import annotations
 
 import html
-from typing import Any
 
 from nextpolicy.report import palette, summary, text
 from nextpolicy.report.bars import colour, name, variant_name
 from nextpolicy.report.tables import Comparison
-from nextpolicy.report.text import number
+from nextpolicy.report.text import Row, number
 
-MOST = 8  # scores where nothing can be compared with PPO
+MOST = 8  # tiles with scores, if nothing can be compared with PPO
 
 
 def tiles(comparison: Comparison, variants: list[str]) -> str:
-    """Medians in percent of PPO where there are any; else scores, and of a single one everything about it."""
+    """Medians in percent of PPO, if there are any; else scores, and for a single score its details."""
     against = summary.headlines(comparison.totals)
     if against:
         return "".join(_against_ppo(row, comparison, variants) for row in against)
@@ -26,7 +25,7 @@ def tiles(comparison: Comparison, variants: list[str]) -> str:
 
 
 def _tile(variant: str, variants: list[str], head: str, figure: str, about: str, small: str = "") -> str:
-    """All but `variant` are HTML."""
+    """All texts except `variant` are HTML."""
     small = f"<small>{small}</small>" if small else ""
     return (
         f'<div class="tile" data-of="{variants.index(variant)}" style="{colour(palette.slot(variant, variants))}">'
@@ -34,35 +33,34 @@ def _tile(variant: str, variants: list[str], head: str, figure: str, about: str,
     )
 
 
-def _against_ppo(row: dict[str, Any], comparison: Comparison, variants: list[str]) -> str:
-    """A variant's median, with its interval and on how many environments it was better and worse."""
+def _against_ppo(row: Row, comparison: Comparison, variants: list[str]) -> str:
+    """A variant's median with its interval, and on how many environments it was better and worse."""
     suites = {suite for suite, _ in comparison.environments}
     better, worse = summary.wins(comparison.environments[row["suite"], row["variant"]])
-    _, _, interval = text.with_interval(row, "median_pct_ppo")[0].partition(" ")
     where = text.count(int(row["environments"]), "environment")
-    where += f" of {text.SUITE_NAMES.get(row['suite'], row['suite'])}" * (len(suites) > 1)
+    where += f" of {text.suite_name(row['suite'])}" * (len(suites) > 1)
     return _tile(
         row["variant"],
         variants,
         variant_name(row["variant"]),
         f"{number(row['median_pct_ppo'], places=1)} %",
-        f"of PPO's score, median {html.escape(interval)}",
+        f"of PPO's score, median {_interval(row, 'median_pct_ppo', 1)}",
         f"significantly better on {better}, worse on {worse} of {html.escape(where)}",
     )
 
 
-def _score(row: dict[str, Any], variants: list[str], several: bool) -> str:
-    """A variant's score on an environment, and the rest in small."""
+def _score(row: Row, variants: list[str], several: bool) -> str:
+    """A variant's score on an environment, with details in small print."""
     head = variant_name(row["variant"]) + (f" on {name(row['env'])}" if several else "")
     small = (
         f"final return {number(row['final_return'])}; {number(row['updates'], places=1)} target updates "
-        f"({number(row['updates_pct'], places=1)} % of rounds); {text.steps(row)[0]} steps"
+        f"({number(row['updates_pct'], places=1)} % of rounds); {text.whole_number(row, 'env_steps').shown} steps"
     )
     return _tile(row["variant"], variants, head, number(row["score"]), f"score {_interval(row, 'score')}", small)
 
 
-def _one(row: dict[str, Any], variants: list[str]) -> str:
-    """The four numbers of the only score there is."""
+def _one(row: Row, variants: list[str]) -> str:
+    """Four tiles for the only score."""
     seeds = f"mean of {text.count(int(row['seeds']), 'seed')}"
     shown = (
         ("Score", number(row["score"]), _interval(row, "score"), f"return over the last 10 % of steps, {seeds}"),
@@ -70,13 +68,13 @@ def _one(row: dict[str, Any], variants: list[str]) -> str:
         (
             "Target updates",
             number(row["updates"], places=1),
-            _interval(row, "updates"),
+            _interval(row, "updates", 1),
             f"in {number(row['updates_pct'], places=1)} % of rounds",
         ),
-        ("Steps", text.steps(row)[0], "", "of each seed"),
+        ("Steps", text.whole_number(row, "env_steps").shown, "", "of each seed"),
     )
     return "".join(_tile(row["variant"], variants, *each) for each in shown)
 
 
-def _interval(row: dict[str, Any], column: str) -> str:
-    return html.escape(text.with_interval(row, column)[0].partition(" ")[2])
+def _interval(row: Row, column: str, places: int | None = None) -> str:
+    return html.escape(text.with_interval(row, column, places).shown.partition(" ")[2])

@@ -1,4 +1,4 @@
-"""The page served on this machine while runs go on; it is made anew when their files have changed."""
+"""Serves the page on this machine and rebuilds it when files of the runs have changed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from nextpolicy.report.comparable import load_all
 from nextpolicy.report.runs import ReportError, find
 from nextpolicy.report.tables import Comparison, compare
 
-HOST = "127.0.0.1"  # never an address that others can reach
-NAMES = (HOST, "localhost")  # under which it may be asked for
-SILENCE = 10.0  # seconds for which a client may say nothing, or not take its answer, before it is let go
-REST = 5  # times as long as making a page took, before the next is made: training needs the machine
+HOST = "127.0.0.1"  # not reachable from other machines
+NAMES = (HOST, "localhost")  # accepted in the Host header
+SILENCE = 10.0  # seconds before a client that neither sends nor receives is disconnected
+REST = 5  # pause between two builds, in multiples of the time the last took: training needs the machine
 
 
 class Source:
-    """The newest page of some run folders; where they cannot be reported on any more, the last one and why."""
+    """The newest page of some run folders; if they can no longer be reported on, the last page and the reason."""
 
     def __init__(self, paths: Sequence[str], title: str, **allowed: bool) -> None:
         self.paths, self.title, self.allowed = paths, title, allowed
@@ -31,13 +31,13 @@ class Source:
         self.lock, self.made, self.content, self.rest_until = Lock(), "", "", 0.0
 
     def version(self) -> str:
-        """Changes whenever a file of the runs does; but not while making pages would take too much of the machine."""
+        """A digest that changes with the files of the runs, but not during the pause after a build."""
         if self.content and time.monotonic() < self.rest_until:
             return self.made
         seen = hashlib.blake2b(digest_size=8)
         try:
             folders = find(self.paths)
-        except (ValueError, OSError) as error:  # a folder has gone: pages that are open ask for this version and say so
+        except (ValueError, OSError) as error:  # a folder is gone: open pages see a new version and show the reason
             folders = []
             seen.update(str(error).encode())
         for folder in folders:
@@ -49,7 +49,7 @@ class Source:
         return seen.hexdigest()
 
     def page(self) -> str:
-        """The page of now."""
+        """The page as of now."""
         with self.lock:
             version = self.version()
             if version != self.made:
@@ -76,14 +76,14 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         host = self.headers.get("Host", HOST).partition(":")[0]
         try:
-            if host not in NAMES:  # a page elsewhere whose name was pointed here must not read this one
-                self._answer(403, f"only as {' or '.join(NAMES)}", "text/plain")
+            if host not in NAMES:  # DNS rebinding: another site must not read this page
+                self._answer(403, f"expected {' or '.join(NAMES)} as host", "text/plain")
             elif self.path.partition("?")[0] == "/":
                 self._answer(200, self.source.page(), "text/html")
             elif self.path == "/version":
                 self._answer(200, self.source.version(), "text/plain")
             else:
-                self._answer(404, "not here", "text/plain")
+                self._answer(404, "not found", "text/plain")
         except ConnectionError:
             return  # the window was closed
 
@@ -101,18 +101,18 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def server(paths: Sequence[str], title: str, port: int, **allowed: bool) -> ThreadingHTTPServer:
-    """A server that is bound and ready; runs that cannot be reported on are said now."""
+    """A bound server; raises ReportError if the runs cannot be reported on or the port cannot be used."""
     source = Source([str(Path(p)) for p in paths], title, **allowed)
     source.page()
     try:
         return ThreadingHTTPServer((HOST, port), partial(_Handler, source))
     except (OSError, OverflowError) as error:
-        raise ReportError(f"port: {port} cannot be used ({error}); takes a free one, or 0 for any") from None
+        raise ReportError(f"port: expected a free port, got {port} ({error}); --port 0 picks one") from None
 
 
 def serve(paths: Sequence[str], title: str, port: int, **allowed: bool) -> None:
     """Serve until interrupted."""
     serving = server(paths, title, port, **allowed)
-    print(f"report: http://{HOST}:{serving.server_port}/ (ctrl-C ends it)", flush=True)
+    print(f"report: http://{HOST}:{serving.server_port}/ (Ctrl-C to stop)", flush=True)
     with serving:
         serving.serve_forever()

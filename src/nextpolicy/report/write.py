@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from nextpolicy.report import formats, html, text
+from nextpolicy.report import formats, html, layout, text
 from nextpolicy.report.comparable import load_all
 from nextpolicy.report.files import check_own, write_own
 from nextpolicy.report.runs import ReportError
@@ -26,56 +26,57 @@ def write_report(
     if comparison.varied:
         print(f"settings that differ between environments: {', '.join(comparison.varied)}")
     if comparison.mixed:
-        print(f"mixed: runs are not alike in {', '.join(comparison.mixed)}")
+        print(f"mixed: runs differ in {', '.join(comparison.mixed)}")
     if folder is not None:
         print(f"tables and figures: {folder} ({len(contents) - 1} files)")
 
 
 def _check_places(out: Path, folder: Path | None) -> None:
-    """Refuse what cannot be written to, before runs are read."""
+    """Fail early, before runs are read, if the files cannot be written."""
     if out.suffix.lower() not in (".html", ".htm"):
-        raise ReportError(f"out: got {out}, takes a file name that ends in .html")
+        raise ReportError(f"out: expected a file name that ends in .html, got {out}")
     if not out.parent.is_dir():
-        raise ReportError(f"out: {out.parent} is not a folder")
+        raise ReportError(f"out: expected a file in an existing folder, got {out}; create {out.parent} first")
     if out.is_dir():
-        raise ReportError(f"out: {out} is a folder, takes a file")
+        raise ReportError(f"out: expected a file, got the folder {out}")
     if folder is not None and any(p.exists() and not p.is_dir() for p in (folder, *folder.parents)):
-        raise ReportError(f"files: {folder} is a file or in one, takes a folder")
+        raise ReportError(f"files: expected a folder, got {folder}, which is a file or inside one")
     check_own([out])
 
 
 def _files(comparison: Comparison, folder: Path) -> dict[Path, str | bytes]:
-    """Tables as Markdown, CSV and LaTeX, figures as SVG and PNG."""
+    """Contents of all files beside the page."""
     from nextpolicy.report import drawing, figures
 
     found: dict[Path, str | bytes] = {folder / name: content for name, content in _tables(comparison).items()}
     stems = figures.all_figures(comparison.runs, comparison.members, comparison.environments)
     names = [folder / f"{stem}.{kind}" for stem in stems for kind in drawing.KINDS]
-    check_own([*found, *names])  # drawing takes seconds
+    check_own([*found, *names])  # before drawing, which takes seconds
     for stem, figure in stems.items():
-        found |= {folder / f"{stem}.{kind}": content for kind, content in drawing.drawn(figure).items()}
+        found |= {folder / f"{stem}.{kind}": content for kind, content in drawing.render(figure).items()}
     return found
 
 
 def _tables(comparison: Comparison) -> dict[str, str]:
-    """File name -> content."""
+    """Tables as Markdown, CSV and LaTeX, and what their columns mean: file name -> content."""
     scores, totals = comparison.scores, comparison.totals
     named = {
         f"{suite}-{variant}": (
             table,
-            text.environment_columns(table),
-            f"{variant} on {text.SUITE_NAMES.get(suite, suite)}, in percent or multiples of PPO",
+            layout.environment_columns(table),
+            f"{variant} on {text.suite_name(suite)}, in percent or multiples of PPO",
         )
         for (suite, variant), table in comparison.environments.items()
     }
-    named["scores"] = scores, text.scores_columns(scores), "Returns of each variant"
+    named["scores"] = scores, layout.scores_columns(scores), "Returns of each variant"
     if len(totals):
         about = "All environments, in percent or multiples of PPO"
-        named["aggregate"] = totals, text.aggregate_columns(totals), about
+        named["aggregate"] = totals, layout.aggregate_columns(totals), about
     files = {"members.csv": formats.csv(comparison.members)}
     for name, (table, columns, caption) in named.items():
         stem = "".join(c if c.isalnum() or c in "-_.=" else "-" for c in name).strip("-")
         files[f"{stem}.csv"] = formats.csv(table)
         files[f"{stem}.md"] = formats.markdown(table, columns)
         files[f"{stem}.tex"] = formats.latex(table, columns, caption)
+    files["columns.md"] = "\n".join(formats.legend(caption, columns) for _, columns, caption in named.values())
     return files
