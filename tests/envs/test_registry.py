@@ -18,7 +18,8 @@ from nextpolicy.config import presets
 from nextpolicy.envs import build, registry
 from nextpolicy.envs.base import Discrete, EnvSpec, auto_reset, check_options
 from nextpolicy.envs.registry import Backend
-from nextpolicy.run import cli, folder, traced
+from nextpolicy.cli import main as cli
+from nextpolicy.run import folder, traced
 
 ROOT = Path(__file__).parents[2]
 TINY = {"num_envs": 4, "rollout_length": 8, "minibatch_size": 16, "hidden": (8,), "total_env_steps": 64}

@@ -26,6 +26,7 @@ from nextpolicy.run.folder import RunError
 from nextpolicy.runfiles import manifest_path, write_manifest
 from nextpolicy.types import PyTree
 
+STATE_FORMAT = 2  # which arrays a state has; written into every manifest. Version 0.1 wrote none, which counts as 1
 _LEFTOVER = re.compile(r"\d{8}(\.orbax-checkpoint-tmp.*)?")  # a checkpoint's folder, or Orbax's while it writes one
 _WILDCARDS = frozenset("*?[")
 
@@ -52,9 +53,8 @@ def save(folder: Path, rounds_done: int, state: PyTree, keep: int, about: Mappin
                 _read_back(place, rounds_done, state)  # no manifest before that
             if first:
                 files = {str(p.relative_to(path)): runfiles.record_file(p) for p in _files(path)}
-                write_manifest(
-                    manifest_path(folder, rounds_done), {"rounds_done": rounds_done, "files": files, **(about or {})}
-                )
+                facts = {"rounds_done": rounds_done, "state_format": STATE_FORMAT, "files": files}
+                write_manifest(manifest_path(folder, rounds_done), {**facts, **(about or {})})
         except (OSError, ValueError, RuntimeError) as error:
             # Orbax leaves futures behind that log the same error again when they are collected.
             logging.getLogger("asyncio").addFilter(_is_no_forgotten_future)

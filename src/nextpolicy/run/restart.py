@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from nextpolicy import runfiles
+from nextpolicy._version import __version__
 from nextpolicy.loop.population import Program
 from nextpolicy.loop.state import MemberState
 from nextpolicy.run import checkpoint, metrics
@@ -74,6 +75,7 @@ def _newest(job: Job, program: Program, folder: RunFolder, at_most: int, say: Sa
 def _newest_whole(folder: RunFolder, at_most: int, say: Say) -> int:
     """Rounds of the newest whole checkpoint, 0 for a start from the beginning; damaged ones are set aside."""
     check_config(folder)
+    check_state(folder)
     there = checkpoint.list_rounds(folder.checkpoints)
     rounds = checkpoint.newest_whole(folder.checkpoints, at_most, say) or 0
     damaged = [r for r in there if r > rounds and checkpoint.fault(folder.checkpoints, r)]
@@ -107,6 +109,17 @@ def check_config(folder: RunFolder) -> None:
     changed = runfiles.changed_setting(folder.raw_config(), runfiles.newest_manifest(folder.checkpoints)[1])
     if changed:
         raise RunError(f"run: {folder.path} was changed: {changed}; put it back, or train anew with another --out")
+
+
+def check_state(folder: RunFolder) -> None:
+    """Refuse checkpoints of a version whose state has other arrays."""
+    rounds, manifest = runfiles.newest_manifest(folder.checkpoints)
+    if rounds and manifest.get("state_format", 1) != checkpoint.STATE_FORMAT:
+        wrote = folder.raw_config().get("about", {}).get("nextpolicy", "an unknown version")
+        raise RunError(
+            f"run: {folder.path} was written by nextpolicy {wrote}, whose checkpoints {__version__} cannot read; "
+            "install that version for its policies, metrics and report work with this one"
+        )
 
 
 def _split(gap: Damage, checkpoints: list[int]) -> list[Damage]:

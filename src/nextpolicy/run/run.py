@@ -23,7 +23,7 @@ from nextpolicy.run import checkpoint
 from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.job import Job
 from nextpolicy.run.policy import Policy
-from nextpolicy.run.restart import check_config
+from nextpolicy.run.restart import check_config, check_state
 from nextpolicy.types import PolicySnapshot
 
 ATTEMPTS = 5  # to read a checkpoint while training may replace it
@@ -175,6 +175,7 @@ class Run:
         place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), self._job.template())
         check_config(self._folder)
+        check_state(self._folder)
         folder = self._folder.checkpoints
         for _ in range(ATTEMPTS):
             said: list[str] = []
