@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import pytest
 
 import nextpolicy
+from nextpolicy.cli import main as cli
 from nextpolicy.config import presets
 from nextpolicy.envs import build, registry
 from nextpolicy.envs.base import Discrete, EnvSpec, auto_reset, check_options
 from nextpolicy.envs.registry import Backend
-from nextpolicy.cli import main as cli
 from nextpolicy.run import folder, traced
 
 ROOT = Path(__file__).parents[2]

@@ -128,7 +128,8 @@ from nextpolicy.loop.population import build_program, layout
 assert len(jax.devices()) == 8
 def on(devices, config, blocks):
     job = make_job(config)
-    return run(job, build_program(job.setup, job.env, job.hypers, capacity=CAPACITY, devices=jax.devices()[:devices]), blocks)
+    some = jax.devices()[:devices]
+    return run(job, build_program(job.setup, job.env, job.hypers, capacity=CAPACITY, devices=some), blocks)
 """
 
 

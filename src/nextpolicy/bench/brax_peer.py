@@ -74,7 +74,8 @@ class _Turns:
     def __init__(self, config: TrainConfig, name: str, minibatches: int) -> None:
         self.config, self.name, self.minibatches = config, name, minibatches
         self.go, self.done = threading.Semaphore(0), threading.Semaphore(0)
-        self.rounds, self.error, self.stopping = 0, None, False
+        self.rounds, self.stopping = 0, False
+        self.error: Exception | None = None
         self.thread: threading.Thread | None = None
 
     def run(self, rounds: int) -> bool:

@@ -82,6 +82,7 @@ def make(name: str, work: Work, options: Options) -> Contender:
     if name == "simulator":
         return contenders.simulator(*where)
     if name == "purejaxrl":
+        assert options.purejaxrl is not None  # `check` has seen to it
         return peers.purejaxrl(options.purejaxrl, *where)
     if name == "brax":
         return brax_peer.brax(*where)
@@ -155,7 +156,7 @@ def _shared_programs() -> Iterator[None]:
     Compiled programs are kept in a temporary folder, so that the first contender still shows the compile time. A
     folder that the user has set is used as it is.
     """
-    if jax.config.jax_compilation_cache_dir is not None:
+    if jax.config.values["jax_compilation_cache_dir"] is not None:
         yield
         return
     with tempfile.TemporaryDirectory() as folder:

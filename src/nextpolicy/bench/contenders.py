@@ -104,7 +104,8 @@ def ours(env: str, algo: str, members: int, fields: dict[str, Any]) -> Contender
 def _until(program: Any, state: Any, config: Any, target: float) -> Reached:
     """Train in blocks of a fiftieth of the budget; inside a block, rounds count as equally long."""
     block = max(1, min(program.capacity, config.num_rounds // 50))
-    seconds, returns = [], np.zeros((len(config.members()), 0))
+    seconds: list[float] = []
+    returns = np.zeros((len(config.members()), 0))
     while len(seconds) < config.num_rounds:
         rounds = min(block, config.num_rounds - len(seconds))
         clock = time.perf_counter()

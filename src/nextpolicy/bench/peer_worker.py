@@ -34,14 +34,16 @@ class StableBaselines:
         from stable_baselines3.common.callbacks import BaseCallback
 
         if work["peer"] == "sbx":
-            from flax import linen as nn
             from sbx import PPO
+
+            activations = import_module("flax.linen")
         else:
             from stable_baselines3 import PPO
-            from torch import nn
+
+            activations = import_module("torch.nn")
         self.work, self.algorithm, self.callback = work, PPO, BaseCallback
         names = {"tanh": ("tanh", "Tanh"), "relu": ("relu", "ReLU"), "silu": ("silu", "SiLU")}[work["activation"]]
-        self.activation = getattr(nn, names[work["peer"] == "sb3"])
+        self.activation = getattr(activations, names[work["peer"] == "sb3"])
         self.version = " ".join(f"{p} {metadata.version(p)}" for p in ("stable-baselines3", *self._own()))
         self.batch = work["num_envs"] * work["rollout_length"]
         self.model = self.fresh()
@@ -83,11 +85,12 @@ class StableBaselines:
         self.model.learn(rounds * self.batch, reset_num_timesteps=False)
 
     def until(self, target: float, rounds: int) -> dict[str, Any]:
-        class Watch(self.callback):  # type: ignore[misc, name-defined]
+        class Watch(self.callback):  # type: ignore[name-defined]
             def __init__(self) -> None:
                 super().__init__()
                 self.returns: list[float] = []
-                self.rounds, self.seconds = 0, None
+                self.rounds = 0
+                self.seconds: float | None = None
 
             def _on_step(self) -> bool:
                 self.returns += [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info]
@@ -191,7 +194,7 @@ def _environment(name: str, options: dict[str, Any]) -> tuple[Any, Any]:
     return Counting(), params
 
 
-PEERS = {"sb3": StableBaselines, "sbx": StableBaselines, "rejax": Rejax}
+PEERS: dict[str, Any] = {"sb3": StableBaselines, "sbx": StableBaselines, "rejax": Rejax}
 MODULES = {"sb3": "stable_baselines3", "sbx": "sbx", "rejax": "rejax"}
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ class PeerProcess:
             self.process.wait()
 
 
-def check(peer: str, env: str, pythons: dict[str, str]) -> None:
+def check(peer: str, env: str, pythons: Mapping[str, str]) -> None:
     """Raise where this peer cannot be had, or cannot do this work, before anything is started."""
     if peer not in pythons:
         how = f"python -m venv DIR && DIR/bin/pip install {PACKAGES[peer]}"

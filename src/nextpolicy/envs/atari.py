@@ -151,9 +151,8 @@ class AtariPool:
             valid=valid,
             score=score,
             episode_over=game_over | timed_out,
-            final_index=np.zeros(0, np.int32),
         )
-        self._lives, self._over = info["lives"].copy(), step.episode_over
+        self._lives, self._over = info["lives"].copy(), game_over | timed_out
         return step
 
     def _draw(self, screen: list[Any]) -> None:

@@ -106,7 +106,7 @@ class HostLoop:
         self.compiled = compile_functions(setup, env)
         self.buffer: Buffer | None = None
 
-    def init(self, seeds: Array) -> MemberState:
+    def init(self, seeds: Array | np.ndarray) -> MemberState:
         """Fresh agents, leaves [M, ...]; the same parameters as a device program's for the same seeds."""
         return MemberState(self.compiled.init(jnp.asarray(seeds)), ())
 

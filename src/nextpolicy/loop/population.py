@@ -33,7 +33,7 @@ class Program(NamedTuple):
     new block length costs no compilation, and the length of blocks cannot change the result.
     """
 
-    init: Callable[[Array], MemberState]
+    init: Callable[[Array | np.ndarray], MemberState]
     block: Callable[[MemberState, int], tuple[MemberState, Metrics, PyTree]]
     capacity: int
     mesh: Mesh
@@ -163,7 +163,7 @@ def build_program(
     placed = jax.tree.map(lambda x: jax.device_put(x, NamedSharding(mesh, members)), hypers)
     compiled: dict[str, Callable[..., Any]] = {}
 
-    def start(seeds: Array) -> MemberState:
+    def start(seeds: Array | np.ndarray) -> MemberState:
         seeds = jax.device_put(seeds, NamedSharding(mesh, members))
         if not compiled:
             shapes = _placed_shapes(mesh, spec, jax.eval_shape(jit_init, seeds))

@@ -114,10 +114,11 @@ def _run_all_fused(spec: EnvSpec, config: NetConfig, networks: list[tuple[Any, P
 
 def _features(module: nn.Module, params: Params, obs: Array) -> Array:
     """The features of a `_Stack`'s torso."""
-    return module.apply(params, obs, method=lambda stack, x: stack.torso(x))
+    features: Any = module.apply(params, obs, method=lambda stack, x: stack.torso(x))
+    return features
 
 
-def _tabulated(apply: Callable[[Array], Any], spec: EnvSpec) -> Callable[[Array], Any]:
+def _tabulated(apply: Callable[[Any], Any], spec: EnvSpec) -> Callable[[Array], Any]:
     """`apply` itself, or a look-up in its values on every row of the environment's table."""
     if spec.obs_table is None:
         return apply

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from nextpolicy import runfiles
 from nextpolicy.run import interrupt
@@ -241,7 +242,7 @@ def _names(tree: PyTree) -> tuple[list[str], list[Any], Any]:
 
 
 def _is_key(x: Any) -> bool:
-    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _flat(tree: PyTree) -> dict[str, Any]:

@@ -178,8 +178,8 @@ def describe_machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "device": f"{len(jax.devices())} x {jax.devices()[0].device_kind}",
         "platform": jax.default_backend(),
-        "matmul_precision": jax.config.jax_default_matmul_precision or "default",
-        "x64": bool(jax.config.jax_enable_x64),
+        "matmul_precision": jax.config.values["jax_default_matmul_precision"] or "default",
+        "x64": bool(jax.config.values["jax_enable_x64"]),
         "revision": _revision(),
     }
 

@@ -77,7 +77,8 @@ def deferred() -> Iterator[None]:
     if _waiting is not None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    _waiting = came = []
+    came: list[int] = []
+    _waiting = came
     try:
         yield
     finally:

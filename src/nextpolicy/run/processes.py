@@ -17,7 +17,7 @@ def use_all_cores() -> None:
 
     A choice of the caller's stands, and JAX keeps the devices it has once it has been used.
     """
-    if jax.config.jax_num_cpu_devices not in (None, -1):
+    if jax.config.values["jax_num_cpu_devices"] not in (None, -1):
         return
     if "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         with contextlib.suppress(RuntimeError):
@@ -26,7 +26,7 @@ def use_all_cores() -> None:
 
 def idle_cores(members: int) -> str:
     """One line if JAX was used before it could be told of all cores, and members could use them; else nothing."""
-    if members == 1 or _cores() == 1 or jax.config.jax_num_cpu_devices not in (None, -1):
+    if members == 1 or _cores() == 1 or jax.config.values["jax_num_cpu_devices"] not in (None, -1):
         return ""
     if jax.default_backend() != "cpu" or len(jax.devices()) > 1:
         return ""

@@ -31,7 +31,7 @@ def default_cache() -> Path:
 
 def enable_cache() -> None:
     """Keep compiled programs on disk, unless the caller has said where, how much or not to."""
-    if jax.config.jax_compilation_cache_dir is not None or jax.config.jax_compilation_cache_max_size != -1:
+    if _setting("cache_dir") is not None or _setting("cache_max_size") != -1:
         return
     try:
         folder = default_cache()
@@ -44,6 +44,10 @@ def enable_cache() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     # XLA's own files for GPUs lie beside them without a checksum, and a program that is kept does not need them.
     jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
+
+
+def _setting(name: str) -> Any:
+    return jax.config.values[f"jax_compilation_{name}"]
 
 
 def usable(folder: Path) -> bool:
@@ -62,7 +66,8 @@ def read(path: Path) -> bytes | None:
     """What was written to `path`; None if there is nothing, or nothing that is whole and ours."""
     try:
         if fault := _fault(path, stat.S_ISREG, "a regular file"):
-            return _tell(path.parent, f"{path.name}: {fault}; it is replaced")
+            _tell(path.parent, f"{path.name}: {fault}; it is replaced")
+            return None
         data = path.read_bytes()
     except OSError:
         return None

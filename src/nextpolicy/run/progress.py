@@ -60,7 +60,8 @@ class Lines(Quiet):
 
     def __init__(self, total: int, title: str, every: float = 10.0) -> None:
         self.total, self.title, self.every = total, title, every
-        self.started, self.last, self.first_rounds = time.monotonic(), 0.0, None
+        self.started, self.last = time.monotonic(), 0.0
+        self.first_rounds: int | None = None
 
     def update(self, rounds_done: int, facts: dict[str, float]) -> None:
         now = time.monotonic()

@@ -69,7 +69,7 @@ class Keeper:
                 return jax.tree.leaves(first), *rest
 
             exported = jax.export.export(jax.jit(flat), disabled_checks=_kernel_checks())(*shapes)
-            program_cache.write(path, exported.serialize())
+            program_cache.write(path, bytes(exported.serialize()))
         sizes = [len(jax.tree.leaves(argument)) for argument in arguments]
         first = sum(sizes[:donated])
         call = lambda *leaves: exported.call(*leaves)  # noqa: E731
@@ -98,7 +98,7 @@ class _Flat:
 
 def keeper(about: str) -> Keeper | None:
     """A keeper beside JAX's cache; None where there is none, or where it is turned off."""
-    folder = jax.config.jax_compilation_cache_dir
+    folder = jax.config.values["jax_compilation_cache_dir"]
     if folder is None or os.environ.get("NEXTPOLICY_KEEP_TRACED", "1") == "0" or jax.process_count() > 1:
         return None
     try:

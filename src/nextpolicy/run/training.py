@@ -98,7 +98,8 @@ def _train(
         stack.callback(bar.close)
         program = job.program()
         stack.callback(program.close)
-        done, records = 0, {}
+        done = 0
+        records: dict[str, FileRecord] = {}
         if resume:
             latest = config.num_rounds if at_most is None else at_most
             where = starting_point(job, program, folder, bar.say, at_most=latest, recompute=recompute_metrics)

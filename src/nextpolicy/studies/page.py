@@ -35,7 +35,8 @@ class Page:
     """Collects parts in order; `write` makes the file."""
 
     def __init__(self, title: str) -> None:
-        self.title, self.parts = title, []
+        self.title = title
+        self.parts: list[str] = []
 
     def heading(self, text: str) -> None:
         self.parts.append(f"<h2>{html.escape(text)}</h2>")

@@ -21,9 +21,10 @@ import numpy as np
 
 from nextpolicy.loop.keys import member_keys
 from nextpolicy.loop.state import MemberState, Setup, init_agent
+from nextpolicy.nets.heads import Categorical
 from nextpolicy.tabular import four_rooms_mdp, solve, theory
 from nextpolicy.tabular.mdp import FloatArray, TabularMDP
-from nextpolicy.types import Array
+from nextpolicy.types import Array, PolicySnapshot
 
 ROOMS = ("top_left", "top_right", "bottom_left", "bottom_right")
 DOORWAY = four_rooms_mdp.state_index(*four_rooms_mdp.DOORWAYS["left"])
@@ -32,9 +33,9 @@ DOORWAY = four_rooms_mdp.state_index(*four_rooms_mdp.DOORWAYS["left"])
 class Tables(NamedTuple):
     """Policies and critic on every observation; in a block of training each has leading axes [members, rounds]."""
 
-    behaviour: Array  # [..., 104, 4] log-probabilities
-    target: Array  # [..., 104, 4] log-probabilities
-    value: Array  # [..., 104]
+    behaviour: Array | np.ndarray  # [..., 104, 4] log-probabilities
+    target: Array | np.ndarray  # [..., 104, 4] log-probabilities
+    value: Array | np.ndarray  # [..., 104]
 
 
 class Trajectory(NamedTuple):
@@ -55,10 +56,16 @@ def observe(setup: Setup, state: MemberState) -> Tables:
     agent = state.agent
     rows = jnp.arange(len(four_rooms_mdp.cells))
     return Tables(
-        behaviour=setup.networks.policy(setup.algorithm.behaviour(agent.learner))(rows).logits,
-        target=setup.networks.policy(agent.target)(rows).logits,
+        behaviour=_log_probabilities(setup, setup.algorithm.behaviour(agent.learner)),
+        target=_log_probabilities(setup, agent.target),
         value=setup.networks.value(agent.learner.params, agent.learner.obs_stats)(rows),
     )
+
+
+def _log_probabilities(setup: Setup, snapshot: PolicySnapshot) -> Array:
+    dist = setup.networks.policy(snapshot)(jnp.arange(len(four_rooms_mdp.cells)))
+    assert isinstance(dist, Categorical)
+    return dist.logits
 
 
 def observe_start(setup: Setup, seeds: np.ndarray) -> Tables:

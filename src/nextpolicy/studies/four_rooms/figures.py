@@ -7,6 +7,7 @@ policy does), `median`, `band`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,7 +20,7 @@ from nextpolicy.tabular import four_rooms_mdp, solve
 from nextpolicy.tabular.mdp import TabularMDP
 
 # Okabe and Ito's colours; line styles and weights tell them apart without colour.
-STYLE = {
+STYLE: dict[str, dict[str, Any]] = {
     "ppo": {"color": "#D55E00", "linestyle": (0, (5, 2)), "linewidth": 1.4},
     "sv-static": {"color": "#5BA3D0", "linestyle": (0, (1, 1)), "linewidth": 1.6},
     "sv-dynamic": {"color": "#00477A", "linestyle": "-", "linewidth": 1.8},
@@ -121,7 +122,12 @@ def _dots(axes: Axes, study: Study, seed: int, column: np.ndarray) -> None:
     row = study.config.run.seeds.index(seed)
     accepted = np.flatnonzero(study.column("sv-dynamic", "accepted")[row])
     axes.plot(np.arange(study.rounds), column[row], color="#00477A", linewidth=0.5, alpha=0.7, gid="shown-seed")
-    dot = {"markerfacecolor": "#F0E442", "markeredgecolor": "black", "markeredgewidth": 0.6, "markersize": 3.6}
+    dot: dict[str, Any] = {
+        "markerfacecolor": "#F0E442",
+        "markeredgecolor": "black",
+        "markeredgewidth": 0.6,
+        "markersize": 3.6,
+    }
     dot |= {"linestyle": "none", "marker": "o", "label": "target update", "gid": "target-updates"}
     axes.plot(accepted, column[row][accepted], **dot)
 
@@ -177,15 +183,15 @@ def certificates(study: Study) -> Figure:
     slack.legend(fontsize=7, loc="upper right")
     for algo in ("ppo", "sv-dynamic"):
         for name, width, word in (("epsilon_train", 0.8, "on the data"), ("epsilon_next", 2.0, "on the next")):
-            style = {**STYLE[algo], "linewidth": width}
-            errors.plot(np.median(study.column(algo, name), axis=0), label=f"{NAMES[algo]}, {word}", **style)
+            drawn = {**STYLE[algo], "linewidth": width}
+            errors.plot(np.median(study.column(algo, name), axis=0), label=f"{NAMES[algo]}, {word}", **drawn)
     errors.set(yscale="log", xlabel="round k", ylabel="ε = mean |Q - q| (return)")
     errors.set_title("(b) Critic's error, data against next", fontsize=10)
     errors.legend(fontsize=7)
     for algo in ("ppo", "sv-dynamic"):
         for name, width, word in (("tv_policy_max", 0.8, "largest over states"), ("tv_policy_mean", 2.0, "expected")):
-            style = {**STYLE[algo], "linewidth": width}
-            policies.plot(np.median(study.column(algo, name), axis=0), label=f"{NAMES[algo]}, {word}", **style)
+            drawn = {**STYLE[algo], "linewidth": width}
+            policies.plot(np.median(study.column(algo, name), axis=0), label=f"{NAMES[algo]}, {word}", **drawn)
     policies.set(yscale="log", xlabel="round k", ylabel="total variation, β(k) to β(k+1)")
     policies.set_title("(c) Step of the behavioural policy", fontsize=10)
     policies.legend(fontsize=7)

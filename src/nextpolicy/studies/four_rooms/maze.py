@@ -29,7 +29,7 @@ def frame(axes: Axes, title: str = "", *, start: tuple[int, int] | None = None, 
     if marks:
         for letter, (row, col) in (("S", start or four_rooms_mdp.START), ("G", four_rooms_mdp.GOAL)):
             box = {"boxstyle": "circle,pad=0.12", "facecolor": "white", "edgecolor": "black", "linewidth": 0.7}
-            where = {"ha": "center", "va": "center", "bbox": box, "zorder": 5}
+            where: dict[str, Any] = {"ha": "center", "va": "center", "bbox": box, "zorder": 5}
             # A little up and left: the arrow or colour of the cell stays visible.
             shift = 0.0 if letter == "G" else 0.25
             axes.text(col - shift, row - shift, letter, fontsize=5.5, weight="bold", **where)

@@ -119,8 +119,8 @@ def write_report(study: Study, say: Callable[[str], None]) -> Path:
     seeds = len(config.run.seeds)
     out.text(
         f"{seeds} seeds, {study.rounds} rounds of {config.batch_size} steps, noise '{noise}', discount "
-        f"{config.algorithm.gamma:g}. Single runs are shown for seed {shown_seed(study)}. Values, visitations and bounds are "
-        "exact: linear algebra in double precision on the policies and critics after every round."
+        f"{config.algorithm.gamma:g}. Single runs are shown for seed {shown_seed(study)}. Values, visitations and "
+        "bounds are exact: linear algebra in double precision on the policies and critics after every round."
     )
     out.numbers(headlines(study))
     for name, draw in all_figures(study).items():

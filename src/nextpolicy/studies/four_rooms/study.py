@@ -149,9 +149,10 @@ def _write_exact(study: Study, frame: pd.DataFrame) -> None:
     write_whole(study.path / "exact.parquet", buffer.getvalue())
 
 
-def _save(path: Path, tables: Any) -> None:
+def _save(path: Path, tables: exact.Tables) -> None:
     buffer = io.BytesIO()
-    np.savez(buffer, **{name: np.asarray(x, np.float32) for name, x in tables._asdict().items()})
+    arrays: dict[str, Any] = {name: np.asarray(x, np.float32) for name, x in tables._asdict().items()}
+    np.savez(buffer, **arrays)
     write_whole(path, buffer.getvalue())
 
 

@@ -31,7 +31,8 @@ class LearningCritic:
     def __init__(self, sigma: float, samples: float) -> None:
         check.number("sigma", sigma, 0.0, np.inf)
         check.number("samples", samples, 0.0, np.inf)
-        self.sigma, self.samples, self.q = sigma, samples, None
+        self.sigma, self.samples = sigma, samples
+        self.q: FloatArray | None = None
 
     def __call__(self, mdp: TabularMDP, pi: FloatArray, mu: FloatArray, rng: np.random.Generator) -> FloatArray:
         visits = self.samples * mu
@@ -67,7 +68,7 @@ def variants(mdp: TabularMDP, settings: Settings) -> dict[str, Callable[[np.rand
     """The algorithms; each call is one run from the uniform policy."""
     start = np.full((mdp.states, mdp.actions), 1.0 / mdp.actions)
     mirror = mirror_descent_step(settings.step_size)
-    gate = GateParams(settings.delta_v, settings.k_min, settings.k_max, 0.0, False)  # type: ignore[arg-type]
+    gate = GateParams(settings.delta_v, settings.k_min, settings.k_max, 0.0, False)
 
     def api(improve: Improve, rng: np.random.Generator, evaluate: Evaluate | None = None) -> History:
         critic = evaluate or LearningCritic(settings.sigma, settings.samples)
