@@ -68,8 +68,8 @@ def test_every_member_has_its_own() -> None:
         same(jax.tree.map(lambda x, i=i: x[i], got), jax.tree.map(lambda x: 2.0 * x, member))
 
 
-def test_as_it_is_leaves_everything() -> None:
-    form = one_vector.as_it_is()
+def test_identity_leaves_everything() -> None:
+    form = one_vector.identity()
     assert form.unpack(form.pack(state := tree())) is state
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nextpolicy.core import returns
 
-KINDS = ("printed", "next", "vtrace")
+KINDS = ("paper", "retrace", "vtrace")
 
 
 def sequence(seed, steps, trailing=(), *, end_rate=0.2, max_ratio=500.0, gamma=0.97):
@@ -57,7 +57,7 @@ def advantage_by_sums(kind, ratio, reward, discount, cut, value, next_value, lam
             beyond = excess[t + 1] if t + 1 < steps else 0.0
             advantage[t] = delta[t] + discount[t] * lam * np.where(cut[t], 0.0, beyond)
         return advantage
-    coefficient = c if kind == "printed" else np.concatenate([c[1:], np.zeros_like(c[:1])])
+    coefficient = c if kind == "paper" else np.concatenate([c[1:], np.zeros_like(c[:1])])
     for t in range(steps):
         for u in range(t, steps):
             advantage[t] += path_weight(discount, coefficient, cut, t, u) * delta[u]
@@ -118,7 +118,7 @@ def test_long_rollouts_equal_the_written_out_sum_too(x64, steps):
     for kind in KINDS:
         assert_close(got[kind], advantage_by_sums(kind, *data, lam, rho_max))
     assert_close(got["targets"], vtrace_by_sums(*data, lam, rho_max))
-    assert_close(got["gae"], advantage_by_sums("printed", np.ones_like(data[0]), *data[1:], lam, rho_max))
+    assert_close(got["gae"], advantage_by_sums("paper", np.ones_like(data[0]), *data[1:], lam, rho_max))
 
 
 @given(**sequences)
@@ -127,7 +127,7 @@ def test_on_policy_all_kinds_are_gae_and_the_target_is_advantage_plus_value(x64,
     ratio = np.ones_like(rest[0])
     got = compiled_estimators(ratio, *rest, lam=lam, rho_max=rho_max)
     gae = np.asarray(got["gae"])
-    assert_close(gae, advantage_by_sums("printed", ratio, *rest, lam, rho_max))
+    assert_close(gae, advantage_by_sums("paper", ratio, *rest, lam, rho_max))
     for kind in KINDS:
         assert_close(got[kind], gae)
     assert_close(got["targets"], gae + rest[3])
@@ -150,16 +150,16 @@ def test_three_steps_by_hand_tell_the_trace_of_this_step_from_that_of_the_next(x
     rest = (reward, np.full(3, 0.5), np.zeros(3, bool), np.zeros(3), np.zeros(3))
     advantage = partial(returns.retrace_gae, ratio, *rest, lam=1.0)
     # A_2 = 4;  A_1 = 2 + .5 * .25 * 4;  A_0 = 1 + .5 * .5 * 2.5
-    np.testing.assert_array_equal(advantage(kind="printed"), [1.625, 2.5, 4.0])
+    np.testing.assert_array_equal(advantage(kind="paper"), [1.625, 2.5, 4.0])
     # A_2 = 4;  A_1 = 2 + .5 * 1 * 4;  A_0 = 1 + .5 * .25 * 4
-    np.testing.assert_array_equal(advantage(kind="next"), [1.5, 4.0, 4.0])
+    np.testing.assert_array_equal(advantage(kind="retrace"), [1.5, 4.0, 4.0])
     # y - v: 2 * 4;  .25 * 2 + .5 * .25 * 8;  .5 * 1 + .5 * .5 * 1.5
     np.testing.assert_array_equal(returns.vtrace(ratio, *rest, lam=1.0, rho_max=np.inf), [0.875, 1.5, 8.0])
     # A_2 = 4;  A_1 = 2 + .5 * 8;  A_0 = 1 + .5 * 1.5
     np.testing.assert_array_equal(advantage(kind="vtrace"), [1.75, 6.0, 4.0])
 
 
-@pytest.mark.parametrize(("kind", "biased"), [("printed", True), ("next", True), ("vtrace", False)])
+@pytest.mark.parametrize(("kind", "biased"), [("paper", True), ("retrace", True), ("vtrace", False)])
 def test_errors_of_state_values_under_cut_traces_are_biased(x64, kind, biased):
     """One state, two actions worth 1 and 0, an exact critic, all rollouts of two steps weighed by their probability."""
     gamma, pi, beta = 0.9, np.array([0.9, 0.1]), np.array([0.5, 0.5])
@@ -213,7 +213,7 @@ def test_single_precision_stays_finite_and_accurate_over_long_sequences(end_rate
         assert_close(estimate, exact[name], 1e-4)
 
 
-@pytest.mark.parametrize("name", ["printed", "next", "vtrace", "gae", "targets"])
+@pytest.mark.parametrize("name", ["paper", "retrace", "vtrace", "gae", "targets"])
 def test_no_gradient_flows(name):
     data = [jnp.asarray(x, jnp.float32) for x in sequence(1, 5, (2,))]
     total = lambda data, lam, rho_max: jnp.sum(all_estimators(*data, lam=lam, rho_max=rho_max)[name])  # noqa: E731

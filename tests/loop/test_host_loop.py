@@ -24,7 +24,7 @@ from nextpolicy.core import running_stats
 from nextpolicy.envs.base import Box, EnvSpec, HostEnvError
 from nextpolicy.loop import host_loop
 from nextpolicy.loop.collect import random_actions
-from nextpolicy.loop.host_collect import Log, padded
+from nextpolicy.loop.host_collect import Log, Table, padded
 from nextpolicy.loop.host_loop import HostLoop
 from nextpolicy.run import checkpoint
 from nextpolicy.run.folder import RunFolder
@@ -156,11 +156,11 @@ def test_a_round_goes_on_where_the_last_one_ended():
     agent, worker = member(loop.init(job.seeds).agent, 0), loop.workers[0]
     worker.start(0)
     key = jax.random.key_data(agent.key)
-    agent, noise = loop.compiled.begin(agent, explore=False)
-    assert not np.array_equal(jax.random.key_data(agent.key), key), "the next round would draw the same"
-    buffer = loop._room(agent, worker)
+    keys, behaviour, noise = loop.compiled.begin(agent, explore=False)
+    assert not np.array_equal(jax.random.key_data(keys.key_next), key), "the next round would draw the same"
+    buffer = loop._room(behaviour, worker)
     for first in (0, 8):
-        buffer, _ = worker.collect(loop.compiled, agent.behaviour, noise, buffer, False)
+        buffer, _ = worker.collect(loop.compiled, behaviour, noise, buffer, False)
         np.testing.assert_array_equal(np.asarray(buffer.obs)[:, :, 0], first + np.arange(9)[:, None] + np.zeros((1, 4)))
     assert set(np.unique(buffer.action)) == {0, 1}, "actions are not sampled"
     loop.close()
@@ -168,7 +168,7 @@ def test_a_round_goes_on_where_the_last_one_ended():
 
 def test_true_successors_are_padded_to_few_lengths_and_padding_lies_outside():
     worker = loop_of(job_of(Counter)).workers[0]
-    log = Log.empty(8, 4)
+    log = Log(Table.empty(8, 4), [], np.zeros(3))
     log.finals.append((2, np.asarray([1, 3], np.int32), np.full((2, 1), 5.0)))
     log.finals.append((6, np.asarray([0], np.int32), np.full((1, 1), 7.0)))
     t, environment, final_obs = padded(log, worker)
@@ -191,8 +191,8 @@ def test_actions_have_the_shape_the_environment_wants():
     loop = loop_of(job)
     agent, worker = member(loop.init(job.seeds).agent, 0), loop.workers[0]
     worker.start(0)
-    agent, noise = loop.compiled.begin(agent, explore=False)
-    buffer, _ = worker.collect(loop.compiled, agent.behaviour, noise, loop._room(agent, worker), False)
+    _, behaviour, noise = loop.compiled.begin(agent, explore=False)
+    buffer, _ = worker.collect(loop.compiled, behaviour, noise, loop._room(behaviour, worker), False)
     got = np.stack([np.stack(env.got) for pool in worker.pools for env in pool._vector.envs], 1)
     loop.close()
     assert buffer.action.shape == (8, 4, 4)
@@ -242,10 +242,10 @@ def test_what_lies_in_an_artefact_as_observation_and_action_does_not_matter():
 
     def learn(buffer: Any) -> Any:
         agent = member(loop.init(job.seeds).agent, 0)
-        data = {name: getattr(log.table, name) for name in Log._fields if name not in ("finals", "totals")}
-        data["totals"] = log.ended.astype(np.float32)
+        keys, _, _ = loop.compiled.begin(agent, explore=False)
         hypers = jax.tree.map(lambda x: jnp.asarray(x[0]), job.hypers)
-        return loop.compiled.learn(hypers, agent, buffer, buffer.obs[1:].at[:].set(successors), data, explore=False)
+        next_obs = buffer.obs[1:].at[:].set(successors)
+        return loop.compiled.learn(hypers, agent, buffer, next_obs, log.table, log.ended.astype(np.float32), keys)
 
     successors = jnp.asarray(buffer.obs[1:])
     other = jnp.where(artefact[..., None], jnp.nan, buffer.obs[:-1])
@@ -281,7 +281,7 @@ def test_the_true_successor_of_a_reset_within_the_step_is_bootstrapped_from(end)
 
     job = job_of(partial(Counter, length=3, end=end))
     moved = HostLoop(job.setup, job.hypers, Tampered(job.env, elsewhere), job.seeds)
-    here, there = (jax.tree.leaves(train(job, [1], loop)[0].params) for loop in (None, moved))
+    here, there = (jax.tree.leaves(train(job, [1], loop)[0].learner.params) for loop in (None, moved))
     same = all(np.array_equal(a, b) for a, b in zip(here, there, strict=True))
     assert same == (end == "terminated")
 
@@ -444,7 +444,7 @@ def test_a_resume_with_another_environment_is_one_line_and_may_be_tried_again(tm
     held = []  # as an interactive session holds the last error, and with it whatever its frames hold
     for env_fn, words in (
         (None, "was trained with its own env_fn; give the same again"),
-        ("Counter", "env_fn: got 'Counter', takes a callable"),
+        ("Counter", "env_fn: expected a callable that makes one Gymnasium environment, got 'Counter'"),
         (wider, r"its agent.* is \(1, 1.*\), this program's \(1, 3.*\); takes the environment and networks it was"),
     ):
         with pytest.raises(ValueError, match=words) as caught:
@@ -535,7 +535,7 @@ def _driving() -> bool:
 
 
 def test_the_library_trains_evaluates_and_acts_on_a_callable(tmp_path):
-    fields = {**TINY, **BASE, "advantage_kind": "printed", "learning_rate": 3e-2}
+    fields = {**TINY, **BASE, "advantage_kind": "paper", "learning_rate": 3e-2}
     del fields["env"]
     run = nextpolicy.train(env_fn=Bandit, algo="ppo", out=tmp_path / "r", quiet=True, **fields)
     assert run.config.environment.env == "custom/Bandit"
@@ -549,20 +549,19 @@ def test_the_library_trains_evaluates_and_acts_on_a_callable(tmp_path):
 
 
 def test_bad_combinations_are_one_line():
-    with pytest.raises(ConfigError, match="takes one of them"):
+    with pytest.raises(ConfigError, match="env: expected either env or env_fn, got both"):
         nextpolicy.train("gym/CartPole-v1", env_fn=Bandit)
-    with pytest.raises(ConfigError, match="takes one of them"):
+    with pytest.raises(ConfigError, match="env: expected either env or env_fn, got neither"):
         nextpolicy.train()
     for wrong, words in (("CartPole-v1", "got 'CartPole-v1'"), (Counter(), "got an object of type Counter")):
-        with pytest.raises(
-            ConfigError, match=f"env_fn: {words}, takes a callable that makes one Gymnasium environment"
-        ):
+        expected = f"env_fn: expected a callable that makes one Gymnasium environment, {words}"
+        with pytest.raises(ConfigError, match=expected):
             nextpolicy.train(env_fn=wrong)  # type: ignore[arg-type]
     for wrong in (Counter(), Counter):
         with pytest.raises(ValueError, match=r"expected a gymnax-style .*; pass a Gymnasium environment as env_fn"):
             nextpolicy.train(wrong)
     for mine in ({"env": "gym/CartPole-v1"}, {"env": "gymnax/CartPole-v1"}, {"env_fn": Counter}):
-        with pytest.raises(ConfigError, match="env_params: got them without an environment object"):
+        with pytest.raises(ConfigError, match="env_params: expected an environment object with them"):
             nextpolicy.train(**mine, env_params=object())
     with pytest.raises(ConfigError, match="got an observer"):
         make_job(tiny(env="gym/CartPole-v1"), observer=lambda setup, state: None)
@@ -570,7 +569,7 @@ def test_bad_combinations_are_one_line():
 
 def test_more_devices_than_are_used_are_refused(monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda *_: [None, None])
-    with pytest.raises(ConfigError, match="devices: got 2, takes 1 where environments run on the host"):
+    with pytest.raises(ConfigError, match="devices: expected 1 for environments that run on the host, got 2"):
         make_job(tiny(env="gym/CartPole-v1", devices=2))
 
 

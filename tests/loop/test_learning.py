@@ -29,7 +29,7 @@ PROBE: dict[str, Any] = {
     "learning_rate_final": 1e-4,
     "value_clip": float("inf"),
     "entropy_coef": 0.0,
-    "advantage_kind": "next",
+    "advantage_kind": "retrace",
     "gamma": GAMMA,
     "delta_v": 0.2,
     "k_min": 1,

@@ -151,13 +151,13 @@ def test_the_built_networks_are_those_flax_builds(action: Any, monkeypatch: pyte
         assert a.shape == b.shape
         np.testing.assert_allclose(a, b, atol=0.03)
         assert not np.array_equal(a, b) or float(jnp.ptp(a)) == 0, "the fused network was not used"
-    assert plain.at_once is None
-    assert quick.at_once is not None
+    assert plain.fused_actor_critic is None
+    assert quick.fused_actor_critic is not None
     for n, pair in ((plain, pairs[0]), (quick, pairs[1])):
-        for a, b in zip(jax.tree.leaves(n.both(params, stats)(obs)), jax.tree.leaves(pair), strict=True):
+        for a, b in zip(jax.tree.leaves(n.actor_critic(params, stats)(obs)), jax.tree.leaves(pair), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     for own in ({"critic": nn.Dense(1)}, {"actor": nn.Dense(3)}):
-        assert build.build(spec, config, **own).at_once is None, "a caller's module is not ours to fuse"
+        assert build.build(spec, config, **own).fused_actor_critic is None, "a caller's module is not ours to fuse"
 
 
 def test_the_kernels_lower_for_nvidia_gpus() -> None:

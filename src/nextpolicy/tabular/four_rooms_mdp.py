@@ -6,10 +6,9 @@ the 104 states: entering it pays 1, and it is never left.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
+from numpy.typing import ArrayLike
 
 from nextpolicy.core import check
 from nextpolicy.tabular import solve
@@ -118,7 +117,7 @@ def observations() -> npt.NDArray[np.float32]:
     return seen
 
 
-def as_grid(values: Any, fill: float = np.nan) -> FloatArray:
+def as_grid(values: ArrayLike, fill: float = np.nan) -> FloatArray:
     """Numbers per state [..., 104] laid out as [..., 13, 13], `fill` where the walls are."""
     table = np.asarray(values, dtype=np.float64)
     if table.shape[-1:] != (len(cells),):
@@ -128,7 +127,7 @@ def as_grid(values: Any, fill: float = np.nan) -> FloatArray:
     return grid
 
 
-def top_route_probability(mdp: TabularMDP, pi: Any, from_state: int | None = None) -> FloatArray:
+def top_route_probability(mdp: TabularMDP, pi: ArrayLike, from_state: int | None = None) -> FloatArray:
     """The chance of first entering the bottom-right room (the default goal's) from the top-right one.
 
     From `from_state`, or from every state ([..., 104]) where it is None. Entering means stepping out of the

@@ -6,10 +6,10 @@ Indices: s the state acted in, a the action, t (as an axis) the successor. Every
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.typing import ArrayLike
 
 from nextpolicy.core import check
 
@@ -70,7 +70,7 @@ class TabularMDP:
         return np.asarray((stays & (self.R == 0.0)).all(axis=1))
 
 
-def finite_array(name: str, got: Any) -> FloatArray:
+def finite_array(name: str, got: ArrayLike) -> FloatArray:
     """A fresh float64 copy of `got`, or a ValueError that names the argument."""
     try:
         array = np.array(got, dtype=np.float64)
@@ -82,19 +82,19 @@ def finite_array(name: str, got: Any) -> FloatArray:
     return array
 
 
-def as_policy(mdp: TabularMDP, pi: Any, name: str = "pi") -> FloatArray:
+def as_policy(mdp: TabularMDP, pi: ArrayLike, name: str = "pi") -> FloatArray:
     """`pi` [..., S, A] as float64 rows of probabilities; rows within 1e-5 of one are divided by their sum."""
     return as_rows(as_table(mdp, pi, name), name)
 
 
-def as_rows(table: Any, name: str) -> FloatArray:
+def as_rows(table: ArrayLike, name: str) -> FloatArray:
     """`table` [..., A] as float64 rows of probabilities, under the same tolerance, whatever the other axes."""
     rows = finite_array(name, table)
     _distribution(name, rows, POLICY_TOLERANCE)
     return np.asarray(rows / rows.sum(-1, keepdims=True))
 
 
-def as_table(mdp: TabularMDP, table: Any, name: str = "q") -> FloatArray:
+def as_table(mdp: TabularMDP, table: ArrayLike, name: str = "q") -> FloatArray:
     """`table` [..., S, A] as finite float64: an action-value estimate, say."""
     array = finite_array(name, table)
     if array.shape[-2:] != (mdp.states, mdp.actions):
@@ -102,7 +102,7 @@ def as_table(mdp: TabularMDP, table: Any, name: str = "q") -> FloatArray:
     return array
 
 
-def as_visitation(mdp: TabularMDP, mu: Any, name: str = "mu") -> FloatArray:
+def as_visitation(mdp: TabularMDP, mu: ArrayLike, name: str = "mu") -> FloatArray:
     """`mu` [..., S, A] as a distribution over state-action pairs, under the same tolerance as a policy."""
     array = as_table(mdp, mu, name)
     flat = array.reshape(*array.shape[:-2], -1)

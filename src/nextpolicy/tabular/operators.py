@@ -10,9 +10,9 @@ An action beta never takes contributes nothing. Both operators are affine, x -> 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from nextpolicy.core import check
 from nextpolicy.tabular.mdp import FloatArray, TabularMDP, as_policy, as_rows, finite_array
@@ -29,7 +29,7 @@ class AffineOperator:
     offset: FloatArray  # [n]
     shape: tuple[int, ...]
 
-    def __call__(self, x: Any) -> FloatArray:
+    def __call__(self, x: ArrayLike) -> FloatArray:
         """One application to a table of shape `shape`."""
         table = finite_array("x", x)
         if table.shape != self.shape:
@@ -43,7 +43,13 @@ class AffineOperator:
 
 
 def vtrace_operator(
-    mdp: TabularMDP, pi: Any, beta: Any, *, lam: float = 1.0, rho_max: float = np.inf, rho_min: float = 0.0
+    mdp: TabularMDP,
+    pi: ArrayLike,
+    beta: ArrayLike,
+    *,
+    lam: float = 1.0,
+    rho_max: float = np.inf,
+    rho_min: float = 0.0,
 ) -> AffineOperator:
     """V-trace on state values v [S]: the mean of the target y_0 of an endless trajectory of beta from each s.
 
@@ -63,7 +69,9 @@ def vtrace_operator(
     return AffineOperator(np.eye(mdp.states) + np.linalg.solve(spread, error), offset, (mdp.states,))
 
 
-def clipped_target(mdp: TabularMDP, pi: Any, beta: Any, *, rho_max: float = np.inf, rho_min: float = 0.0) -> FloatArray:
+def clipped_target(
+    mdp: TabularMDP, pi: ArrayLike, beta: ArrayLike, *, rho_max: float = np.inf, rho_min: float = 0.0
+) -> FloatArray:
     """The policy [S, A] proportional to beta clip(pi / beta, rho_min, rho_max), whose value V-trace converges to."""
     target, behaviour = _pair(mdp, pi, beta)
     _clipping(1.0, rho_max, rho_min)
@@ -71,7 +79,7 @@ def clipped_target(mdp: TabularMDP, pi: Any, beta: Any, *, rho_max: float = np.i
     return np.asarray(weight / weight.sum(-1, keepdims=True))
 
 
-def retrace_operator(mdp: TabularMDP, pi: Any, beta: Any, *, lam: float = 1.0) -> AffineOperator:
+def retrace_operator(mdp: TabularMDP, pi: ArrayLike, beta: ArrayLike, *, lam: float = 1.0) -> AffineOperator:
     """Textbook Retrace on action values q [S, A], with c = min(lam, pi / beta); its fixed point is Q^pi, always.
 
     q' = q + (I - C)^-1 (R + gamma P_pi q - q),   C((s, a), (t, b)) = gamma P(s, a, t) beta(b|t) c(t, b)
@@ -86,7 +94,7 @@ def retrace_operator(mdp: TabularMDP, pi: Any, beta: Any, *, lam: float = 1.0) -
     return AffineOperator(matrix, np.linalg.solve(spread, mdp.R.ravel()), (mdp.states, mdp.actions))
 
 
-def greedy(q: Any, *, ties: float = TIES) -> FloatArray:
+def greedy(q: ArrayLike, *, ties: float = TIES) -> FloatArray:
     """The policy [..., S, A] that shares probability between the actions within `ties` of the best."""
     values = finite_array("q", q)
     _not_negative("ties", ties)
@@ -96,7 +104,7 @@ def greedy(q: Any, *, ties: float = TIES) -> FloatArray:
     return np.asarray(best / best.sum(-1, keepdims=True))
 
 
-def mixture(pi: Any, pi_new: Any, alpha: float) -> FloatArray:
+def mixture(pi: ArrayLike, pi_new: ArrayLike, alpha: float) -> FloatArray:
     """(1 - alpha) pi + alpha pi_new, 0 <= alpha <= 1: the step of conservative policy iteration."""
     old, new = as_rows(pi, "pi"), as_rows(pi_new, "pi_new")
     check.same_shape(pi=old, pi_new=new)
@@ -104,7 +112,7 @@ def mixture(pi: Any, pi_new: Any, alpha: float) -> FloatArray:
     return np.asarray((1.0 - alpha) * old + alpha * new)
 
 
-def mirror_descent(pi: Any, q: Any, step_size: float) -> FloatArray:
+def mirror_descent(pi: ArrayLike, q: ArrayLike, step_size: float) -> FloatArray:
     """pi'(a|s) proportional to pi(a|s) exp(step_size q(s, a)): one step of natural policy gradient."""
     old, values = as_rows(pi, "pi"), finite_array("q", q)
     check.same_shape(pi=old, q=values)
@@ -115,7 +123,7 @@ def mirror_descent(pi: Any, q: Any, step_size: float) -> FloatArray:
     return np.asarray(weight / weight.sum(-1, keepdims=True))
 
 
-def softmax(q: Any, temperature: float = 1.0) -> FloatArray:
+def softmax(q: ArrayLike, temperature: float = 1.0) -> FloatArray:
     """pi(a|s) proportional to exp(q(s, a) / temperature)."""
     values = finite_array("q", q)
     if not (np.isfinite(temperature) and temperature > 0):
@@ -123,7 +131,7 @@ def softmax(q: Any, temperature: float = 1.0) -> FloatArray:
     return mirror_descent(np.full(values.shape, 1.0 / values.shape[-1]), values, 1.0 / temperature)
 
 
-def _pair(mdp: TabularMDP, pi: Any, beta: Any) -> tuple[FloatArray, FloatArray]:
+def _pair(mdp: TabularMDP, pi: ArrayLike, beta: ArrayLike) -> tuple[FloatArray, FloatArray]:
     target, behaviour = as_policy(mdp, pi, "pi"), as_policy(mdp, beta, "beta")
     for name, policy in (("pi", target), ("beta", behaviour)):
         if policy.ndim != 2:

@@ -7,9 +7,10 @@ d^pi(s, a) = (1 - gamma) sum_n gamma^n P(s_n = s, a_n = a),   which sums to one
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from nextpolicy.tabular.mdp import FloatArray, TabularMDP, as_policy, finite_array
 from nextpolicy.tabular.operators import TIES, greedy
@@ -33,37 +34,37 @@ class PolicyIteration(NamedTuple):
     values: FloatArray
 
 
-def state_value(mdp: TabularMDP, pi: Any) -> FloatArray:
+def state_value(mdp: TabularMDP, pi: ArrayLike) -> FloatArray:
     """V^pi [..., S]."""
     policy = as_policy(mdp, pi)
     rewards = (policy * mdp.R).sum(-1)
     return _solve_per_policy(mdp, policy, rewards, transposed=False)
 
 
-def action_value(mdp: TabularMDP, pi: Any) -> FloatArray:
+def action_value(mdp: TabularMDP, pi: ArrayLike) -> FloatArray:
     """Q^pi [..., S, A]."""
     return backup(mdp, state_value(mdp, pi))
 
 
-def advantage(mdp: TabularMDP, pi: Any) -> FloatArray:
+def advantage(mdp: TabularMDP, pi: ArrayLike) -> FloatArray:
     """A^pi = Q^pi - V^pi, [..., S, A]; its mean under pi is 0 in every state."""
     V = state_value(mdp, pi)
     return np.asarray(backup(mdp, V) - V[..., None])
 
 
-def start_value(mdp: TabularMDP, pi: Any) -> FloatArray:
+def start_value(mdp: TabularMDP, pi: ArrayLike) -> FloatArray:
     """Mean of V^pi over the start distribution, [...]."""
     return np.asarray(state_value(mdp, pi) @ mdp.start)
 
 
-def visitation(mdp: TabularMDP, pi: Any) -> FloatArray:
+def visitation(mdp: TabularMDP, pi: ArrayLike) -> FloatArray:
     """d^pi [..., S, A]: discounted share of time, absorbing states included; sums to one."""
     policy = as_policy(mdp, pi)
     start = np.broadcast_to((1.0 - mdp.gamma) * mdp.start, policy.shape[:-1])
     return np.asarray(_solve_per_policy(mdp, policy, start, transposed=True)[..., None] * policy)
 
 
-def renormalised_visitation(mdp: TabularMDP, pi: Any) -> FloatArray:
+def renormalised_visitation(mdp: TabularMDP, pi: ArrayLike) -> FloatArray:
     """d^pi without its terminal part, scaled back to sum to one (for pictures of episodic tasks)."""
     alive = np.where(mdp.terminal[:, None], 0.0, visitation(mdp, pi))
     mass = alive.sum((-2, -1), keepdims=True)
@@ -72,7 +73,7 @@ def renormalised_visitation(mdp: TabularMDP, pi: Any) -> FloatArray:
     return np.asarray(alive / mass)
 
 
-def backup(mdp: TabularMDP, V: Any) -> FloatArray:
+def backup(mdp: TabularMDP, V: ArrayLike) -> FloatArray:
     """R + gamma P V: the action values [..., S, A] of going on from state values V [..., S]."""
     values = finite_array("V", V)
     if values.shape[-1:] != (mdp.states,):
@@ -99,7 +100,7 @@ def value_iteration(mdp: TabularMDP, *, tolerance: float = 1e-10, iterations: in
 
 
 def policy_iteration(
-    mdp: TabularMDP, pi: Any = None, *, ties: float = TIES, iterations: int = 1_000
+    mdp: TabularMDP, pi: ArrayLike | None = None, *, ties: float = TIES, iterations: int = 1_000
 ) -> PolicyIteration:
     """Evaluate exactly, act greedily (actions within `ties` of the best share), until nothing is gained.
 
@@ -128,7 +129,7 @@ def optimal(mdp: TabularMDP) -> Optimal:
     return Optimal(V=V, Q=Q, pi=greedy(Q, ties=TIES))
 
 
-def transition_matrix(mdp: TabularMDP, pi: Any) -> FloatArray:
+def transition_matrix(mdp: TabularMDP, pi: ArrayLike) -> FloatArray:
     """P_pi [..., S, S]: the probability of s -> t when pi acts."""
     return _mix(mdp, as_policy(mdp, pi))
 

@@ -8,10 +8,10 @@ distribution, d_TV half the L1 distance. Policies and tables are [..., S, A] wit
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.typing import ArrayLike
 
 from nextpolicy.core import check
 from nextpolicy.tabular import solve
@@ -59,53 +59,55 @@ class Certificate:
     upper: FloatArray
 
 
-def total_variation(p: Any, q: Any, axis: int | tuple[int, ...] = -1) -> FloatArray:
+def total_variation(p: ArrayLike, q: ArrayLike, axis: int | tuple[int, ...] = -1) -> FloatArray:
     """d_TV = half the L1 distance along `axis`: actions by default, (-2, -1) for state-action distributions."""
     left, right = finite_array("p", p), finite_array("q", q)
     check.same_shape(p=left, q=right)
     return np.asarray(0.5 * np.abs(left - right).sum(axis))
 
 
-def weighted_error(mdp: TabularMDP, pi: Any, q: Any, mu: Any) -> FloatArray:
+def weighted_error(mdp: TabularMDP, pi: ArrayLike, q: ArrayLike, mu: ArrayLike) -> FloatArray:
     """epsilon(mu, q) = sum_{s,a} mu(s, a) |Q^pi(s, a) - q(s, a)|."""
     gap = np.abs(solve.action_value(mdp, pi) - as_table(mdp, q))
     return np.asarray((as_visitation(mdp, mu) * gap).sum((-2, -1)))
 
 
-def expected_advantage(mdp: TabularMDP, pi: Any, pi_next: Any, q: Any) -> FloatArray:
+def expected_advantage(mdp: TabularMDP, pi: ArrayLike, pi_next: ArrayLike, q: ArrayLike) -> FloatArray:
     """E over d^{pi_next} of q(s, a) - V^pi(s), with the true V^pi: with E_pi q in its place Theorem 1 fails."""
     following = as_policy(mdp, pi_next, "pi_next")
     gap = as_table(mdp, q) - solve.state_value(mdp, pi)[..., None]
     return np.asarray((solve.visitation(mdp, following) * gap).sum((-2, -1)))
 
 
-def improvement(mdp: TabularMDP, pi: Any, pi_next: Any) -> FloatArray:
+def improvement(mdp: TabularMDP, pi: ArrayLike, pi_next: ArrayLike) -> FloatArray:
     """V^{pi_next}(s_0) - V^pi(s_0)."""
     following = as_policy(mdp, pi_next, "pi_next")
     return np.asarray(solve.start_value(mdp, following) - solve.start_value(mdp, pi))
 
 
-def performance_difference(mdp: TabularMDP, pi: Any, pi_next: Any) -> FloatArray:
+def performance_difference(mdp: TabularMDP, pi: ArrayLike, pi_next: ArrayLike) -> FloatArray:
     """E over d^{pi_next} of A^pi, over 1 - gamma: by the performance difference lemma the same as `improvement`."""
     following = as_policy(mdp, pi_next, "pi_next")
     mean = (solve.visitation(mdp, following) * solve.advantage(mdp, pi)).sum((-2, -1))
     return np.asarray(mean / (1.0 - mdp.gamma))
 
 
-def npa_distance(mdp: TabularMDP, pi_next: Any, mu: Any) -> FloatArray:
+def npa_distance(mdp: TabularMDP, pi_next: ArrayLike, mu: ArrayLike) -> FloatArray:
     """d_TV(d^{pi_next}, mu): how far the data are from where the next policy goes."""
     following = as_policy(mdp, pi_next, "pi_next")
     visited, data = np.broadcast_arrays(solve.visitation(mdp, following), as_visitation(mdp, mu))
     return total_variation(visited, data, axis=(-2, -1))
 
 
-def policy_distance(mdp: TabularMDP, beta: Any, beta_next: Any) -> FloatArray:
+def policy_distance(mdp: TabularMDP, beta: ArrayLike, beta_next: ArrayLike) -> FloatArray:
     """max_s d_TV(beta(.|s), beta_next(.|s)), [...]."""
     left, right = np.broadcast_arrays(as_policy(mdp, beta, "beta"), as_policy(mdp, beta_next, "beta_next"))
     return np.asarray(total_variation(left, right).max(-1))
 
 
-def improvement_bounds(mdp: TabularMDP, pi: Any, pi_next: Any, q: Any) -> tuple[FloatArray, FloatArray]:
+def improvement_bounds(
+    mdp: TabularMDP, pi: ArrayLike, pi_next: ArrayLike, q: ArrayLike
+) -> tuple[FloatArray, FloatArray]:
     """Theorem 1: (A - e) / (1 - gamma) <= improvement <= (A + e) / (1 - gamma), for any q at all.
 
     A = `expected_advantage`, e = epsilon(d^{pi_next}, q).
@@ -117,7 +119,7 @@ def improvement_bounds(mdp: TabularMDP, pi: Any, pi_next: Any, q: Any) -> tuple[
     return np.asarray((gain - error) * scale), np.asarray((gain + error) * scale)
 
 
-def npa_bound(mdp: TabularMDP, pi: Any, pi_next: Any, q: Any, mu: Any) -> FloatArray:
+def npa_bound(mdp: TabularMDP, pi: ArrayLike, pi_next: ArrayLike, q: ArrayLike, mu: ArrayLike) -> FloatArray:
     """The corollary: improvement >= (A - epsilon(mu, q) - 2 d_TV(d^{pi_next}, mu) / (1 - gamma)) / (1 - gamma).
 
     Needs |Q^pi - q| <= 1 / (1 - gamma).
@@ -128,7 +130,9 @@ def npa_bound(mdp: TabularMDP, pi: Any, pi_next: Any, q: Any, mu: Any) -> FloatA
     return np.asarray(scale * (gain - weighted_error(mdp, pi, q, mu) - shift))
 
 
-def sv_bound(mdp: TabularMDP, pi: Any, beta: Any, beta_next: Any, q: Any, delta: Any = None) -> FloatArray:
+def sv_bound(
+    mdp: TabularMDP, pi: ArrayLike, beta: ArrayLike, beta_next: ArrayLike, q: ArrayLike, delta: ArrayLike | None = None
+) -> FloatArray:
     """SV-API improvement: V^{beta_next} - V^pi >= (A - epsilon(d^beta, q) - 2 delta / (1 - gamma)) / (1 - gamma).
 
     Needs |Q^pi - q| <= 1 / (1 - gamma) and max_s d_TV(beta, beta_next) <= delta (1 - gamma); `delta` is the
@@ -140,7 +144,7 @@ def sv_bound(mdp: TabularMDP, pi: Any, beta: Any, beta_next: Any, q: Any, delta:
     return np.asarray(scale * (expected_advantage(mdp, pi, beta_next, q) - error - 2.0 * scale * delta))
 
 
-def cpi_bound(mdp: TabularMDP, pi: Any, pi_greedy: Any, delta: float) -> FloatArray:
+def cpi_bound(mdp: TabularMDP, pi: ArrayLike, pi_greedy: ArrayLike, delta: float) -> FloatArray:
     """Improvement of conservative policy iteration's step (1 - alpha) pi + alpha pi_greedy, alpha = delta (1 - gamma).
 
         improvement >= (alpha E_{s ~ d^pi, a ~ pi_greedy} A^pi(s, a) - 2 delta^2 gamma) / (1 - gamma)
@@ -156,7 +160,7 @@ def cpi_bound(mdp: TabularMDP, pi: Any, pi_greedy: Any, delta: float) -> FloatAr
     return np.asarray((alpha * gain - 2.0 * delta**2 * mdp.gamma) / (1.0 - mdp.gamma))
 
 
-def cpi_bound_as_printed(mdp: TabularMDP, pi: Any, pi_greedy: Any, delta: float) -> FloatArray:
+def cpi_bound_as_printed(mdp: TabularMDP, pi: ArrayLike, pi_greedy: ArrayLike, delta: float) -> FloatArray:
     """The source's version, which is false: the advantage is averaged under d^{pi_greedy} instead of d^pi.
 
     (delta (1 - gamma) [max A - eps] - 2 delta^2 gamma) / (1 - gamma), where max A - eps is what pi_greedy attains.
@@ -166,13 +170,15 @@ def cpi_bound_as_printed(mdp: TabularMDP, pi: Any, pi_greedy: Any, delta: float)
     return np.asarray((alpha * gain - 2.0 * delta**2 * mdp.gamma) / (1.0 - mdp.gamma))
 
 
-def cpi_step(mdp: TabularMDP, pi: Any, pi_greedy: Any, delta: float) -> FloatArray:
+def cpi_step(mdp: TabularMDP, pi: ArrayLike, pi_greedy: ArrayLike, delta: float) -> FloatArray:
     """The policy `cpi_bound` speaks of: (1 - alpha) pi + alpha pi_greedy with alpha = delta (1 - gamma)."""
     alpha = _mixture_coefficient(mdp, delta)
     return mixture(as_policy(mdp, pi), as_policy(mdp, pi_greedy, "pi_greedy"), alpha)
 
 
-def certificate(mdp: TabularMDP, pi: Any, beta: Any, beta_next: Any, q: Any, delta: Any = None) -> Certificate:
+def certificate(
+    mdp: TabularMDP, pi: ArrayLike, beta: ArrayLike, beta_next: ArrayLike, q: ArrayLike, delta: ArrayLike | None = None
+) -> Certificate:
     """The certificate of the update pi <- beta_next on data of beta; every argument [..., S, A].
 
     With leading axes the fields are arrays over them, so a whole run is one call.
@@ -211,14 +217,14 @@ certificates = certificate
 """`certificate` over leading axes, for those who look for it in the plural."""
 
 
-def rounding(mdp: TabularMDP, q: Any = 0.0) -> FloatArray:
+def rounding(mdp: TabularMDP, q: ArrayLike = 0.0) -> FloatArray:
     """What rounding may take from an inequality: 1e-12 max(1, max|R|, (1 - gamma) max|q|) / (1 - gamma)^2."""
     largest = np.abs(np.asarray(q)).max((-2, -1)) if np.ndim(q) >= 2 else np.abs(q)
     scale = np.maximum(max(1.0, float(np.abs(mdp.R).max())), (1.0 - mdp.gamma) * largest)
     return np.asarray(RELATIVE_TOLERANCE * scale / (1.0 - mdp.gamma) ** 2)
 
 
-def _delta(mdp: TabularMDP, beta: Any, beta_next: Any, delta: Any) -> FloatArray:
+def _delta(mdp: TabularMDP, beta: ArrayLike, beta_next: ArrayLike, delta: ArrayLike | None) -> FloatArray:
     """The given delta, if it covers the distance between the policies, or the smallest that does."""
     needed = policy_distance(mdp, beta, beta_next) / (1.0 - mdp.gamma)
     if delta is None:
