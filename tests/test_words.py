@@ -52,7 +52,7 @@ def test_the_paper_is_named() -> None:
         "@article{",
     ):
         assert words in readme
-    for part in ("core/returns.py", "core/gate.py", "train/update.py"):
+    for part in ("core/returns.py", "criteria/stable_values.py", "loop/round.py", "algos/ppo.py"):
         assert "Sandhu and Parr" in (ROOT / "src" / "nextpolicy" / part).read_text(), part
 
 

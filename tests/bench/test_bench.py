@@ -133,7 +133,7 @@ def test_our_rounds_are_counted_as_they_are_and_waited_for(monkeypatch):
     done = made.run(4)
     assert len(waited) == 1
     assert waited[0] is done or np.shares_memory(np.asarray(waited[0]), np.asarray(done))
-    with pytest.raises(ConfigError, match="members: got 4, takes a multiple of 3"):
+    with pytest.raises(ConfigError, match="members: expected a multiple of 3.*, got 4"):
         contenders.ours("probe/constant", "ppo,sv-static,sv-dynamic", 4, FIELDS)
 
 
@@ -167,17 +167,20 @@ def test_works_compiled_side_by_side_are_told_in_order_and_one_that_fails_loses_
         ),
         (["--members", "x"], "got 'x'"),
         (["--num-envs", "8,0"], "num-envs: expected whole numbers of at least 1, separated by commas, got '8,0'"),
-        (["--repeats", "0"], "repeats: got 0, takes a whole number of at least 1"),
+        (["--repeats", "0"], "repeats: expected a whole number of at least 1, got 0"),
         (["--set", "num_env=3"], "got 'num_env=3'; did you mean 'num_envs'"),
         (
             ["--contenders", "all", "--members", "4"],
             "all: expected a multiple of 3 members, a third for each algorithm, got 4",
         ),
-        (["--contenders", "purejaxrl"], "takes --purejaxrl with the path"),
-        (["--contenders", "purejaxrl", "--purejaxrl", "nowhere"], "takes a checkout that has ppo.py"),
-        (["--contenders", "brax"], "brax: got gymnax/CartPole-v1, takes environments of brax/"),
+        (["--contenders", "purejaxrl"], "expected --purejaxrl with the path"),
+        (["--contenders", "purejaxrl", "--purejaxrl", "nowhere"], "expected a checkout that has ppo.py"),
+        (["--contenders", "brax"], "brax: expected environments of brax/, got gymnax/CartPole-v1"),
         (["--contenders", "ppo,sb3"], "pip install stable-baselines3"),
-        (["--contenders", "rejax", "--peer-python", "rejax=nowhere"], "rejax: got nowhere, takes the Python"),
+        (
+            ["--contenders", "rejax", "--peer-python", "rejax=nowhere"],
+            "rejax: expected the Python interpreter of its virtual environment, got nowhere",
+        ),
         (["--peer-python", "sb4=x"], "got 'sb4=x'"),
         (["--peer-python", "sb3"], "peer-python: expected NAME=PATH with a name of"),
     ],

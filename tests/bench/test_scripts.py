@@ -47,8 +47,11 @@ def test_parts_are_those_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pyte
             ["gymnax/CartPole-v1:1:hiden=3"],
             "parts.py: error: set: expected NAME=VALUE with a field of the configuration, got 'hiden=3'",
         ),
-        (["gym/CartPole-v1"], "parts.py: error: work: got gym/CartPole-v1, takes an environment that runs inside XLA"),
-        (["gymnax/CartPole-v1", "--repeats", "0"], "parts.py: error: repeats: got 0, takes a whole number"),
+        (
+            ["gym/CartPole-v1"],
+            "parts.py: error: work: expected an environment that runs inside XLA, got gym/CartPole-v1",
+        ),
+        (["gymnax/CartPole-v1", "--repeats", "0"], "parts.py: error: repeats: expected a whole number, got 0"),
         (["gymnax/CartPole-v1", "--only", "all"], "parts.py: error: argument --only: invalid choice: 'all'"),
     ],
 )

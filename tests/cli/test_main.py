@@ -62,12 +62,12 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["train", "four-rooms", "--num_envs", "4"], ["--num_envs", "'--num-envs'"]),
     (["train", "four-rooms", "stray"], ["unknown argument 'stray'"]),
     (["suite", "run", "smoke", "--seed", "3"], ["unknown option '--seed'", "'--seeds'"]),
-    (["train", "four-rooms", "--learning-rate", "fast"], ["learning_rate: got 'fast', takes a number"]),
-    (["train", "four-rooms", "--num-envs", "2.5"], ["num_envs: got '2.5', takes a whole number"]),
-    (["train", "four-rooms", "--num-envs", "inf"], ["num_envs: got 'inf', takes a whole number"]),
-    (["train", "four-rooms", "--gamma", "1"], ["gamma: got 1, takes a number in [0, 1)"]),
+    (["train", "four-rooms", "--learning-rate", "fast"], ["learning_rate: expected a number, got 'fast'"]),
+    (["train", "four-rooms", "--num-envs", "2.5"], ["num_envs: expected a whole number, got '2.5'"]),
+    (["train", "four-rooms", "--num-envs", "inf"], ["num_envs: expected a whole number, got 'inf'"]),
+    (["train", "four-rooms", "--gamma", "1"], ["gamma: expected a number in [0, 1), got 1"]),
     (["train", "four-rooms", "--gamma", "nan"], ["gamma: got nan"]),
-    (["train", "four-rooms", "--layer-norm", "perhaps"], ["layer_norm: got 'perhaps', takes true or false"]),
+    (["train", "four-rooms", "--layer-norm", "perhaps"], ["layer_norm: expected true or false, got 'perhaps'"]),
     (["train", "four-rooms", "--torso", "mpl"], ["torso: got 'mpl'", "did you mean 'mlp'"]),
     (["train", "four-rooms", "--algo", "sv-dynamik"], ["algo: got 'sv-dynamik'", "'sv-dynamic'"]),
     (["train", "four-rooms", "--preset", "papper"], ["preset: got 'papper'", "'paper'"]),
@@ -77,27 +77,33 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["train", "four-rooms", "--seeds=-1,2"], ["seeds: got (-1, 2)"]),
     (["train", "four-rooms", "--seeds", "5000000000,1"], ["2^32"]),
     (["train", "four-rooms", "--hidden", "0"], ["hidden: got (0,)"]),
-    (["train", "four-rooms", "--sweep", "hidden=8,16"], ["sweep: got 'hidden', takes fields that may differ"]),
+    (
+        ["train", "four-rooms", "--sweep", "hidden=8,16"],
+        ["sweep: expected fields that members may differ in", "got 'hidden'"],
+    ),
     (["train", "four-rooms", "--sweep", "lamda=0.9"], ["unknown field 'lamda'", "'lam'"]),
     (["train", "four-rooms", "--sweep", "lam"], ["sweep"]),
     (["train", "four-rooms", "--sweep", "lam=0.9,1.5"], ["lam: got 1.5"]),
-    (["train", "four-rooms", "--devices", "99"], ["devices: got 99, takes at most"]),
+    (["train", "four-rooms", "--devices", "99"], ["devices: expected at most", "got 99"]),
     (["train", "four-rooms", "--coordinator", "x:1"], ["--num-processes and --process-id"]),
     # settings that do not go together
     (
         ["train", "four-rooms", "--minibatch-size", "300"],
-        ["minibatch_size: got 300, takes a divisor of the batch, num_envs 8 x rollout_length 128 = 1024"],
+        ["minibatch_size: expected a divisor of the batch, num_envs * rollout_length = 1024, got 300"],
     ),
     (["train", "four-rooms", "--k-min", "40"], ["k_min: got 40 with k_max 33"]),
     (["train", "four-rooms", "--rho-min", "9"], ["rho_min: got 9 with rho_max 5"]),
-    (["train", "four-rooms", "--total-env-steps", "1000"], ["total_env_steps: got 1000, takes at least one round"]),
+    (
+        ["train", "four-rooms", "--total-env-steps", "1000"],
+        ["total_env_steps: expected at least one round", "got 1000"],
+    ),
     (
         ["train", "probe/action-continuous", "--policy", "categorical"],
-        ["policy: got 'categorical' for probe/action-continuous, whose actions are continuous, takes 'gaussian'"],
+        ["policy: expected 'gaussian' for probe/action-continuous, whose actions are continuous, got 'categorical'"],
     ),
-    (["train", "probe/action", "--policy", "gaussian"], ["takes 'categorical'"]),
-    (["train", "four-rooms", "--normalise-obs", "true"], ["normalise_obs", "takes false"]),
-    (["train", "probe/action", "--torso", "nature"], ["torso: got 'nature'", "takes images"]),
+    (["train", "probe/action", "--policy", "gaussian"], ["policy: expected 'categorical'"]),
+    (["train", "four-rooms", "--normalise-obs", "true"], ["normalise_obs: expected false"]),
+    (["train", "probe/action", "--torso", "nature"], ["torso: expected images", "got 'nature'"]),
     # other commands
     (["trian", "four-rooms"], ["unknown command 'trian'", "'train'"]),
     (["frobnicate"], ["expected one of train, resume"]),
@@ -108,7 +114,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
         ["block_rounds: got 1000000000000000000", "at most 2147483647"],
     ),
     (["train", "four-rooms", "--total-env-steps", "1e300"], ["total_env_steps: got 1000", "at most 1000000000000000"]),
-    (["train", "four-rooms", "--total-env-steps", "1e15"], ["takes at most 99999999 rounds of 1024 steps"]),
+    (["train", "four-rooms", "--total-env-steps", "1e15"], ["expected at most 99999999 rounds of 1024 steps"]),
     (["train", "four-rooms", "--seeds", "983505767519"], ["seeds: got 983505767519", "at most 10000"]),
     (
         ["train", "four-rooms", "--seeds", "4000", "--sweep", "lam=0.9,0.95,0.99"],
@@ -116,10 +122,13 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     ),
     (["train", "four-rooms", "--num-envs", "1e6", "--rollout-length", "1e6"], ["a batch of 1000000000000 samples"]),
     (["train", "four-rooms", "--hidden", "1000000000"], ["hidden: got (1000000000,)", "at most 100000"]),
-    (["train", "four-rooms", "--entropy-coef", "nan"], ["entropy_coef: got nan, takes a number of at least -1000000"]),
+    (
+        ["train", "four-rooms", "--entropy-coef", "nan"],
+        ["entropy_coef: expected a number of at least -1000000", "got nan"],
+    ),
     (["train", "four-rooms", "--log-std-init", "nan"], ["log_std_init: got nan"]),
     (["train", "four-rooms", "--value-clip", "1e300"], ["value_clip: got 1e+300", "or inf"]),
-    (["train", "four-rooms", "--env-options", "x=nan"], ["env_options: got nan, takes text, finite numbers"]),
+    (["train", "four-rooms", "--env-options", "x=nan"], ["env_options: expected text, finite numbers", "got nan"]),
     (["study", "theory", "--cases", "1e9"], ["--cases"]),
     (["study", "theory", "--seed=-1"], ["seed: got -1"]),
     (["study", "theory", "--samples", "nan"], ["samples: got nan"]),
@@ -255,19 +264,19 @@ def test_eval(trained: Path, capsys: pytest.CaptureFixture) -> None:
     ("arguments", "words"),
     [
         (["--policy", "best"], "policy: expected 'target' or 'behaviour', got 'best'"),
-        (["--episodes", "0"], "episodes: got 0, takes a whole number of at least 1"),
+        (["--episodes", "0"], "episodes: expected a whole number of at least 1"),
         (["--episodes", "5", "--num-envs", "2"], "episodes: expected a multiple of num_envs, 2, got 5"),
-        (["--num-envs", "-1"], "num_envs: got -1, takes a whole number of at least 1"),
+        (["--num-envs", "-1"], "num_envs: expected a whole number of at least 1"),
         (["--episodes", "many"], "invalid int value"),
-        (["--video", "film.avi"], "takes a file name that ends in .gif"),
+        (["--video", "film.avi"], "expected a file name that ends in .gif"),
         (["--gredy"], "'--greedy'"),
         (
             ["--seed", "99999999999999999999999"],
-            "seed: got 99999999999999999999999, takes a whole number of at least 0",
+            "seed: expected a whole number of at least 0",
         ),
-        (["--seed=-1"], "seed: got -1, takes a whole number of at least 0 and at most 4294967295"),
-        (["--episodes", "1000000000000"], "episodes: got 1000000000000, takes a whole number of at least 1"),
-        (["--num-envs", "9" * 30, "--episodes", "9" * 30], "takes a whole number of at least 1 and at most 1000000"),
+        (["--seed=-1"], "seed: expected a whole number of at least 0 and at most 4294967295, got -1"),
+        (["--episodes", "1000000000000"], "at most 1000000, got 1000000000000"),
+        (["--num-envs", "9" * 30, "--episodes", "9" * 30], "expected a whole number of at least 1 and at most 1000000"),
     ],
 )
 def test_eval_refuses(trained: Path, capsys: pytest.CaptureFixture, arguments: list[str], words: str) -> None:
@@ -285,11 +294,11 @@ def test_video(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> 
     assert 1 < image.n_frames <= 500
     image.close()
     before = film.read_bytes()
-    assert "exists, takes a new file" in complaint(capsys, "eval", str(trained), "--video", str(film))
+    assert "expected a new file" in complaint(capsys, "eval", str(trained), "--video", str(film))
     assert film.read_bytes() == before
     other = str(tmp_path / "other.gif")  # a wrong member is noticed before any episode is played
     said = complaint(capsys, "eval", str(trained), "--video", other, "--member", "99")
-    assert "member: got 99, takes a whole number of at least 0 and at most" in said
+    assert "member: expected a whole number of at least 0 and at most" in said
 
 
 def test_envs(capsys: pytest.CaptureFixture) -> None:

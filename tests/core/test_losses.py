@@ -90,7 +90,9 @@ def test_gaussian_entropy_equals_scipys(x64):
 
 
 def test_wrong_shapes_are_named():
-    with pytest.raises(ValueError, match=r"^ratio: got shape \(3, 1\), takes the shape of advantage, \(3,\)$"):
+    with pytest.raises(ValueError, match=r"^ratio: expected the shape of advantage, \(3,\).*, got shape \(3, 1\)$"):
         losses.clipped_surrogate(np.ones((3, 1)), np.ones(3), 0.2)
-    with pytest.raises(ValueError, match=r"^value_before: got shape \(2,\), takes the shape of value_target, \(3,\)$"):
+    with pytest.raises(
+        ValueError, match=r"^value_before: expected the shape of value_target, \(3,\).*, got shape \(2,\)$"
+    ):
         losses.clipped_value_loss(np.ones(3), np.ones(2), np.ones(3), 0.2)

@@ -75,7 +75,7 @@ def test_flatten_and_take_pick_the_very_samples():
 
 @pytest.mark.parametrize("minibatches", [0, -2, 5, 24, 3.0])
 def test_minibatches_must_divide_the_batch(minibatches):
-    complaint = rf"^minibatches: got {minibatches}, takes a divisor of the batch size, which is 12$"
+    complaint = rf"^minibatches: expected a divisor of the batch size, which is 12, got {minibatches}$"
     with pytest.raises(ValueError, match=complaint):
         minibatch.indices(jax.random.key(0), 12, 1, minibatches)
 
@@ -84,5 +84,5 @@ def test_minibatches_must_divide_the_batch(minibatches):
     ("batch_size", "epochs", "name"), [(12, 0, "epochs"), (12, 1.5, "epochs"), (0, 1, "batch_size")]
 )
 def test_there_must_be_samples_and_epochs(batch_size, epochs, name):
-    with pytest.raises(ValueError, match=rf"^{name}: got .*, takes a whole number of at least 1$"):
+    with pytest.raises(ValueError, match=rf"^{name}: expected a whole number of at least 1.*, got .*$"):
         minibatch.indices(jax.random.key(0), batch_size, epochs, 3)

@@ -241,28 +241,28 @@ def test_a_wrong_shape_is_named(function, wrong):
     data = dict(zip(ARGUMENTS, [np.zeros((4, 2), np.float32)] * 6))
     data[wrong] = np.zeros((4, 1), np.float32)
     options = {"lam": 0.9} | ({"rho_max": 1.0} if function == "vtrace" else {})
-    with pytest.raises(ValueError, match=rf"^{wrong}: got shape \(4, 1\), takes the shape of value, \(4, 2\)$"):
+    with pytest.raises(ValueError, match=rf"^{wrong}: expected the shape of value, \(4, 2\).*, got shape \(4, 1\)$"):
         getattr(returns, function)(**data, **options)
 
 
 def test_an_unknown_kind_is_named():
-    with pytest.raises(ValueError, match=r"^kind: got 'gae', takes one of 'printed', 'next', 'vtrace'$"):
+    with pytest.raises(ValueError, match=r"^kind: expected one of 'paper', 'retrace', 'vtrace'.*, got 'gae'$"):
         returns.retrace_gae(*sequence(0, 3), lam=0.9, kind="gae")
 
 
 def test_whole_number_values_are_refused():
     data = [np.zeros(3, np.int32)] * 6
-    with pytest.raises(ValueError, match=r"^value: got dtype int32, takes a floating-point array$"):
+    with pytest.raises(ValueError, match=r"^value: expected a floating-point array.*, got dtype int32$"):
         returns.vtrace(*data, lam=0.9, rho_max=1.0)
 
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"lam": 1.5}, r"^lam: got 1\.5, takes a number in \[0, 1\]$"),
-        ({"lam": None}, r"^lam: got None, takes a number in \[0, 1\]$"),
-        ({"rho_max": -1.0}, r"^rho_max: got -1\.0, takes a number in \[0, inf\]$"),
-        ({"rho_max": 1.0, "rho_min": 2.0}, r"^rho_min: got 2\.0, takes a number in \[0, 1\]$"),
+        ({"lam": 1.5}, r"^lam: expected a number in \[0, 1\].*, got 1\.5$"),
+        ({"lam": None}, r"^lam: expected a number in \[0, 1\].*, got None$"),
+        ({"rho_max": -1.0}, r"^rho_max: expected a number in \[0, inf\].*, got -1\.0$"),
+        ({"rho_max": 1.0, "rho_min": 2.0}, r"^rho_min: expected a number in \[0, 1\].*, got 2\.0$"),
     ],
 )
 def test_numbers_out_of_range_are_named(options, complaint):
@@ -277,5 +277,5 @@ def test_numbers_out_of_range_are_named(options, complaint):
 
 
 def test_a_value_without_a_time_axis_is_refused():
-    with pytest.raises(ValueError, match=r"^value: got a number, takes an array whose first axis is time$"):
+    with pytest.raises(ValueError, match=r"^value: expected an array whose first axis is time.*, got a number$"):
         returns.gae(*[np.float32(0)] * 5, lam=0.9)

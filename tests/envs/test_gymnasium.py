@@ -239,8 +239,8 @@ def test_other_spaces_are_refused_in_one_line(observation, action, message):
         ("gym/CartPole-v1", {"vectorization": "threads"}, "expected one of 'sync', 'async', 'native', got 'threads'"),
         ("gym/CartPole-v1", {"autoreset": "never"}, "expected one of 'same-step', 'next-step', got 'never'"),
         ("gym/CartPole-v1", {"worker_timeout": "soon"}, "worker_timeout: expected a number of at least 0, got 'soon'"),
-        ("gym/CartPole-v1", {"worker_timeout": 0}, r"worker_timeout: expected seconds in \(0, 1e.09\], got 0"),
-        ("gym/CartPole-v1", {"worker_timeout": 1e10}, r"expected seconds in \(0, 1e.09\], got 1e.10"),
+        ("gym/CartPole-v1", {"worker_timeout": 0}, r"worker_timeout: expected seconds in \(0, 1e.09\].*, got 0"),
+        ("gym/CartPole-v1", {"worker_timeout": 1e10}, r"expected seconds in \(0, 1e.09\].*, got 1e.10"),
         ("gym/CartPole-v1", {"groups": -1}, "groups: expected a whole number of at least 0, got -1"),
         ("gym/CartPole-v1", {"groups": 0}, "groups: expected a whole number of at least 1, got 0"),
         (
@@ -248,7 +248,11 @@ def test_other_spaces_are_refused_in_one_line(observation, action, message):
             {"vectorization": "native", "autoreset": "same-step"},
             "autoreset: expected its native 'next-step', got 'same-step'",
         ),
-        ("gym/CartPole-v1", {"channels_first": True}, r"expected images \[C, H, W\], got observations of shape \(4,\)"),
+        (
+            "gym/CartPole-v1",
+            {"channels_first": True},
+            r"expected images \[C, H, W\].*, got observations of shape \(4,\)",
+        ),
         (
             "gym/MountainCar-v0",
             {"vectorization": "native"},

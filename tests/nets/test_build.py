@@ -110,7 +110,7 @@ def test_bfloat16_computes_in_bfloat16() -> None:
 def test_auto_goes_by_the_observations_shape() -> None:
     kinds = {spec.id: build.torso_kind(spec, NetConfig()) for spec in (VECTOR, SMALL, LARGE)}
     assert kinds == {"vector": "mlp", "small": "small-cnn", "large": "nature"}
-    with pytest.raises(ValueError, match=r"torso: got 'nature' for observations of shape \(6,\), takes images"):
+    with pytest.raises(ValueError, match=r"torso: expected images.*, got 'nature' for observations of shape \(6,\)"):
         build.torso_kind(VECTOR, NetConfig(torso="nature"))
 
 
@@ -123,7 +123,7 @@ def test_an_image_too_small_for_its_torso_is_refused_and_the_smallest_is_not(tor
     params = jax.eval_shape(build.build(spec(least, least), config).init, jax.random.key(0))
     assert all(leaf.size > 0 for leaf in jax.tree.leaves(params))
     for small in (spec(least - 1, 99), spec(99, least - 1)):
-        with pytest.raises(ValueError, match=rf"torso: got '{torso}' .* takes images .* at least {least} x {least}$"):
+        with pytest.raises(ValueError, match=rf"torso: expected images .* at least {least} x {least}, got '{torso}'"):
             build.build(small, config)
     assert build.torso_kind(spec(2, 99), NetConfig()) == "mlp"
     assert build.torso_kind(spec(3, 99), NetConfig()) == "small-cnn"

@@ -47,9 +47,9 @@ class Nnx(nnx.Module):
         self.dense = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
 
 
-DISCRETE = r"^actor: expected logits of shape \(2, 3\) for observations of shape \(2, 6\), got "
+DISCRETE = r"^actor: expected logits of shape \(2, 3\) for observations of shape \(2, 6\).*, got "
 PAIR = r"^actor: expected a pair \(mean, log_std\) of shapes \(2, 4\) and \(4,\) or \(2, 4\) for .*, got "
-VALUE = r"^critic: expected values of shape \(2,\) for observations of shape \(2, 6\), got "
+VALUE = r"^critic: expected values of shape \(2,\) for observations of shape \(2, 6\).*, got "
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ VALUE = r"^critic: expected values of shape \(2,\) for observations of shape \(2
         (
             FLAGS,
             {"actor": Flattening()},
-            r"^actor: expected a module that reads .* \(3, 2, 6\), got .*Error: .*; keep all",
+            r"^actor: expected a module that reads .* \(3, 2, 6\).*, got .*Error: .*; keep all",
         ),
         (FLAGS, {"critic": Head(5)}, VALUE + r"shape \(2, 5\); end it with nn.Dense\(1\)\(x\)\[..., 0\]$"),
         (FLAGS, {"critic": Head(1, lambda x: x.sum())}, VALUE + r"shape \(\); end"),
@@ -79,12 +79,12 @@ VALUE = r"^critic: expected values of shape \(2,\) for observations of shape \(2
         (
             FLAGS,
             {"actor": Nnx()},
-            r"^actor: expected a Flax Linen module, got Nnx of flax.nnx; pass a flax.linen.Module$",
+            r"^actor: expected a Flax Linen module.*, got Nnx of flax.nnx; pass a flax.linen.Module$",
         ),
         (
             FLAGS,
             {"critic": Nnx},
-            r"^critic: expected a Flax Linen module, got Nnx of flax.nnx; pass a flax.linen.Module$",
+            r"^critic: expected a Flax Linen module.*, got Nnx of flax.nnx; pass a flax.linen.Module$",
         ),
     ],
 )
@@ -117,7 +117,7 @@ def test_a_right_one_passes(spec: EnvSpec, actor: Any) -> None:
     [
         ({"actor": Head(3)}, r"^actor: expected logits of shape \(2, 4\)"),
         ({"critic": Head(2)}, r"^critic: expected values of shape \(2,\)"),
-        ({"actor": Nnx()}, r"^actor: expected a Flax Linen module, got Nnx"),
+        ({"actor": Nnx()}, r"^actor: expected a Flax Linen module.*, got Nnx"),
     ],
 )
 def test_it_is_noticed_before_there_is_a_folder(tmp_path: Path, given: dict[str, Any], words: str) -> None:
@@ -130,9 +130,7 @@ def test_it_is_noticed_before_there_is_a_folder(tmp_path: Path, given: dict[str,
 @pytest.mark.parametrize("torso", ["auto", "nature", "impala"])
 def test_an_image_with_channels_first_is_one_line(shape: tuple[int, ...], torso: str) -> None:
     spec = EnvSpec("gym/Image", shape, Discrete(2), np.uint8)
-    words = (
-        r"^gym/Image: expected images \[H, W, C\], got shape .*; set env_options channels_first=true .* transpose them"
-    )
+    words = r"^gym/Image: expected images \[H, W, C\].*, got shape .*; set env_options channels_first=true .* transpose them"
     with pytest.raises(ConfigError, match=words) as caught:
         build.build(spec, NetConfig(torso=torso))
     assert "\n" not in str(caught.value)

@@ -107,7 +107,7 @@ def test_welch_of_samples_without_spread_or_without_sense():
         result = aggregate.welch(a, [2.0, 3.0])
         assert np.isnan(result.p_value)
         assert not result.significant
-    with pytest.raises(ValueError, match=r"^p: expected a number in \(0, 1\), got 1\.5$"):
+    with pytest.raises(ValueError, match=r"^p: expected a number in \(0, 1\).*, got 1\.5$"):
         aggregate.welch([1.0, 2.0], [2.0, 3.0], p=1.5)
 
 
@@ -151,7 +151,7 @@ def test_one_environment_has_a_mean_but_no_spread():
 def test_an_aggregate_row_names_what_is_missing():
     with pytest.raises(ValueError, match=r"^table: expected columns .*, got none named kl_target_x_ppo, kl_beh"):
         aggregate.aggregate_row(pd.DataFrame({"score_pct_of_ppo": [1.0]}))
-    with pytest.raises(ValueError, match=r"^score: expected at least one environment, got none$"):
+    with pytest.raises(ValueError, match=r"^score: expected at least one environment.*, got none$"):
         row_of([])
 
 
@@ -164,9 +164,9 @@ def test_a_percent_table_by_hand():
     assert table["score_pct_of_ppo"].to_dict() == pytest.approx({"up": 200.0, "below-zero": 150.0})
     assert table["score_spread"].to_dict() == pytest.approx({"up": 10.0, "below-zero": 0.0})
     assert table["significant"].tolist() == [True, True]
-    with pytest.raises(ValueError, match=r"^scores: expected 'static' and 'ppo' for 'up', got no 'static'$"):
+    with pytest.raises(ValueError, match=r"^scores: expected 'static' and 'ppo' for 'up'.*, got no 'static'$"):
         aggregate.percent_table(scores, "static")
-    with pytest.raises(ValueError, match=r"^scores: expected at least one seed of 'ppo' for 'up', got none$"):
+    with pytest.raises(ValueError, match=r"^scores: expected at least one seed of 'ppo' for 'up'.*, got none$"):
         aggregate.percent_table({"up": {"ppo": [], "ours": [1.0]}}, "ours")
 
 
@@ -178,9 +178,9 @@ def test_iqm_equals_scipys_trimmed_mean(seed, envs, seeds):
 
 def test_iqm_by_hand_with_unequal_numbers_of_seeds():
     assert bootstrap.iqm([[-1000.0, 1.0, 2.0], [3.0], [4.0, 5.0, 1000.0, 6.0]]) == pytest.approx((2 + 3 + 4 + 5) / 4)
-    with pytest.raises(ValueError, match=r"^scores: expected at least one run, got none$"):
+    with pytest.raises(ValueError, match=r"^scores: expected at least one run.*, got none$"):
         bootstrap.iqm([[]])
-    with pytest.raises(ValueError, match=r"^scores: expected at least one run, got none$"):
+    with pytest.raises(ValueError, match=r"^scores: expected at least one run.*, got none$"):
         bootstrap.iqm([])
 
 
@@ -227,7 +227,7 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
         ({"scores": [[1.0], []]}, "^scores: expected at least one run for every environment, got "),
         ({"scores": []}, "^scores: expected at least one run for every environment, got "),
         ({"scores": [[1.0]], "reps": 0}, "^reps: expected a whole number of at least 1, got 0$"),
-        ({"scores": [[1.0]], "level": 95}, r"^level: expected a number in \(0, 1\), got 95$"),
+        ({"scores": [[1.0]], "level": 95}, r"^level: expected a number in \(0, 1\).*, got 95$"),
     ],
 )
 def test_the_bootstrap_names_bad_input(options, complaint):

@@ -49,11 +49,11 @@ def ffmpeg(monkeypatch: pytest.MonkeyPatch) -> list:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("film.avi", "takes a file name that ends in .gif or .mp4"),
-        ("film", "takes a file name that ends in .gif or .mp4"),
-        ("film.mp4", "needs `pip install imageio-ffmpeg`; takes a file name that ends in .gif"),
-        ("nowhere/film.gif", "takes a file in a folder that exists"),
-        ("there.gif", "exists, takes a new file; nothing was written"),
+        ("film.avi", "expected a file name that ends in .gif or .mp4"),
+        ("film", "expected a file name that ends in .gif or .mp4"),
+        ("film.mp4", "expected a file name that ends in .gif, got film.mp4, which needs `pip install imageio-ffmpeg`"),
+        ("nowhere/film.gif", "expected a file in a folder that exists"),
+        ("there.gif", "which exists; nothing was written"),
     ],
 )
 def test_what_cannot_be_written_is_one_line(tmp_path: Path, no_ffmpeg: None, name: str, words: str) -> None:
@@ -112,7 +112,7 @@ def test_the_name_says_how_a_film_is_written(monkeypatch: pytest.MonkeyPatch, ca
 
 
 def test_what_cannot_draw_itself_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RunError, match=r"^video: expected .* that can draw itself, got atari/Toy, which cannot; "):
+    with pytest.raises(RunError, match=r"^video: expected .* that can draw itself.*, got atari/Toy, which cannot; "):
         filmed(monkeypatch, 5, "a.gif", can_render=False)
 
 

@@ -124,9 +124,9 @@ def complaint(capsys, *arguments):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["four-rooms", "--rounds", "0"], "rounds: got 0, takes a whole number of at least 1"),
+        (["four-rooms", "--rounds", "0"], "rounds: expected a whole number of at least 1, got 0"),
         (["four-rooms", "--rounds", "many"], "--rounds"),
-        (["four-rooms", "--noise", "loud"], "noise: got 'loud', takes one of"),
+        (["four-rooms", "--noise", "loud"], "noise: expected one of, got 'loud'"),
         (["four-rooms", "--seeds", "0"], "seeds: got 0"),
         (["four-rooms", "--seedz", "2"], "unknown option '--seedz'; did you mean '--seeds'"),
         (["four-rooms", "--algo", "ppo"], "unknown option '--algo'"),

@@ -32,22 +32,22 @@ def test_arrays_are_float64_read_only_copies():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"P": np.ones((2, 2))}, r"P: got shape \(2, 2\), takes \[S, A, S\]"),
+        ({"P": np.ones((2, 2))}, r"P: expected \[S, A, S\].*, got shape \(2, 2\)"),
         ({"P": np.ones((2, 2, 3)) / 3}, r"P: got shape \(2, 2, 3\)"),
         ({"P": np.zeros((0, 2, 0))}, r"P: got shape \(0, 2, 0\)"),
-        ({"P": np.full((2, 2, 2), 0.5 + 1e-8)}, r"P: got probabilities that sum to 1\.00000002, takes sums of 1"),
+        ({"P": np.full((2, 2, 2), 0.5 + 1e-8)}, r"P: expected sums of 1.*, got probabilities that sum to 1\.00000002"),
         ({"P": np.broadcast_to([1.5, -0.5], (2, 2, 2))}, r"P: got a negative probability, -0\.5"),
-        ({"P": np.full((2, 2, 2), np.nan)}, "P: got nan, takes finite numbers"),
-        ({"P": "table"}, "P: got str, takes an array of real numbers"),
-        ({"R": np.zeros((2, 3))}, r"R: got shape \(2, 3\), takes \[S, A\] = \(2, 2\)"),
-        ({"R": np.array([[0.0, np.inf], [0.0, 0.0]])}, "R: got inf, takes finite numbers"),
-        ({"gamma": 1.0}, r"gamma: got 1.0, takes a number in \[0, 1\)"),
+        ({"P": np.full((2, 2, 2), np.nan)}, "P: expected finite numbers, got nan"),
+        ({"P": "table"}, "P: expected an array of real numbers, got str"),
+        ({"R": np.zeros((2, 3))}, r"R: expected \[S, A\] = \(2, 2\).*, got shape \(2, 3\)"),
+        ({"R": np.array([[0.0, np.inf], [0.0, 0.0]])}, "R: expected finite numbers, got inf"),
+        ({"gamma": 1.0}, r"gamma: expected a number in \[0, 1\).*, got 1.0"),
         ({"gamma": -0.1}, "gamma: got -0.1"),
         ({"gamma": float("nan")}, "gamma: got nan"),
         ({"gamma": "0.9"}, "gamma: got '0.9'"),
         ({"start": [0.5, 0.4]}, "start: got probabilities that sum to 0.9"),
         ({"start": [1.5, -0.5]}, "start: got a negative probability"),
-        ({"start": [1.0]}, r"start: got shape \(1,\), takes \[S\] = \(2,\)"),
+        ({"start": [1.0]}, r"start: expected \[S\] = \(2,\).*, got shape \(1,\)"),
     ],
 )
 def test_bad_arguments_are_named(change, message):
@@ -76,7 +76,7 @@ def test_policies_from_float32_are_renormalised_and_others_refused():
         as_policy(mdp, [[0.5, 0.51], [0.5, 0.5]])
     with pytest.raises(ValueError, match="beta: got a negative probability"):
         as_policy(mdp, [[1.1, -0.1], [0.5, 0.5]], "beta")
-    with pytest.raises(ValueError, match=r"pi: got shape \(2, 3\), takes \[..., S, A\] = \[..., 2, 2\]"):
+    with pytest.raises(ValueError, match=r"pi: expected \[..., S, A\] = \[..., 2, 2\].*, got shape \(2, 3\)"):
         as_policy(mdp, np.ones((2, 3)) / 3)
     with pytest.raises(ValueError, match="q: got nan"):
         as_table(mdp, np.full((2, 2), np.nan))
@@ -124,5 +124,5 @@ def test_bad_random_mdps(arguments, options, message):
 
 def test_bad_random_policy():
     mdp = TabularMDP(**good())
-    with pytest.raises(ValueError, match="kind: got 'gaussian', takes one of 'dirichlet'"):
+    with pytest.raises(ValueError, match="kind: expected one of 'dirichlet'.*, got 'gaussian'"):
         random_policy(np.random.default_rng(0), mdp, kind="gaussian")

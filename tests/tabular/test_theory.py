@@ -283,10 +283,10 @@ def test_bad_arguments():
         (lambda: theory.npa_distance(mdp, pi, np.zeros((2, 2))), "mu: got probabilities that sum to 0"),
         (lambda: theory.improvement_bounds(mdp, pi, best, [[np.nan, 0]] * 2), "q: got nan"),
         (lambda: theory.npa_bound(mdp, pi, best, q, -pi), "mu: got a negative probability"),
-        (lambda: theory.sv_bound(mdp, pi, pi, best, q, delta=1.0), r"delta: got 1, takes at least .* = 10"),
+        (lambda: theory.sv_bound(mdp, pi, pi, best, q, delta=1.0), r"delta: expected at least .* = 10.*, got 1"),
         (lambda: theory.certificate(mdp, pi, pi, best, q, delta=1.0), "delta: got 1"),
         (lambda: theory.certificate(mdp, pi, [[1, 1]] * 2, best, q), "beta: got probabilities"),
-        (lambda: theory.cpi_bound(mdp, pi, best, 10.5), r"delta: got 10.5, takes a number in .* \[0, 10\]"),
+        (lambda: theory.cpi_bound(mdp, pi, best, 10.5), r"delta: expected a number in .* \[0, 10\].*, got 10.5"),
         (lambda: theory.cpi_bound_as_printed(mdp, pi, best, -1.0), "delta: got -1.0"),
         (lambda: theory.cpi_step(mdp, pi, np.ones((2, 2)), 1.0), "pi_greedy: got probabilities"),
     ]:

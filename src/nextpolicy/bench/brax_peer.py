@@ -24,7 +24,7 @@ class _StopError(Exception):
 def check(env: str) -> None:
     """Raise where the work is not Brax's."""
     if not env.startswith("brax/"):
-        raise ConfigError(f"brax: got {env}, takes environments of brax/")
+        raise ConfigError(f"brax: expected environments of brax/, got {env}")
 
 
 def brax(env: str, members: int, fields: dict[str, Any]) -> Contender:
@@ -86,7 +86,7 @@ class _Turns:
             self.thread = threading.Thread(target=self._train, daemon=True)
             self.thread.start()
         elif rounds != self.rounds:
-            raise ValueError(f"brax: got {rounds} rounds, takes {self.rounds}, which it was started with")
+            raise ValueError(f"brax: expected {self.rounds}, which it was started with, got {rounds} rounds")
         self.go.release()
         self.done.acquire()
         if self.error is not None:

@@ -69,7 +69,7 @@ def ours(env: str, algo: str, members: int, fields: dict[str, Any]) -> Contender
     algos = algo.split(",")
     config = presets.build(env, algo=tuple(algos), seeds=members // len(algos), **fields)
     if len(config.members()) != members:
-        raise ConfigError(f"members: got {members}, takes a multiple of {len(algos)}: a share for each of {algo}")
+        raise ConfigError(f"members: expected a multiple of {len(algos)}: a share for each of {algo}, got {members}")
     started = time.perf_counter()
     job = make_job(config)
     program = job.program()

@@ -76,10 +76,10 @@ def purejaxrl_script(path: str, env: str) -> Path:
     """The script of a checkout that trains on such environments."""
     folder = Path(path) / "purejaxrl" if (Path(path) / "purejaxrl").is_dir() else Path(path)
     if not env.startswith(("gymnax/", "brax/")):
-        raise ConfigError(f"purejaxrl: got {env}, takes environments of gymnax/ and brax/")
+        raise ConfigError(f"purejaxrl: expected environments of gymnax/ and brax/, got {env}")
     script = folder / ("ppo_continuous_action.py" if env.startswith("brax/") else "ppo.py")
     if not script.is_file():
-        raise ConfigError(f"purejaxrl: got {path}, takes a checkout that has {script.name}")
+        raise ConfigError(f"purejaxrl: expected a checkout that has {script.name}, got {path}")
     return script
 
 
@@ -87,7 +87,7 @@ def check_purejaxrl(path: str | None, env: str, fields: dict[str, Any]) -> None:
     """Raise where there is no checkout, or where the work is not what its scripts are written for."""
     if not path:
         how = "git clone it from the GitHub user luchris429"
-        raise ConfigError(f"purejaxrl: takes --purejaxrl with the path of a checkout; to have it: {how}")
+        raise ConfigError(f"purejaxrl: expected --purejaxrl with the path of a checkout, got none; to get one, {how}")
     purejaxrl_script(path, env)
     config = presets.build(env, **fields)
     check_env_options("purejaxrl", config)
@@ -105,7 +105,7 @@ def check_env_options(peer: str, config: TrainConfig) -> None:
     """Raise where the environment has options that a peer is not told of."""
     other = sorted(set(config.environment.env_options) - {"backend"})
     if other:
-        raise ConfigError(f"{peer}: got env_options {other[0]}, takes only backend, all that it is told of")
+        raise ConfigError(f"{peer}: expected only backend, all that it is told of, got env_options {other[0]}")
 
 
 _MLP = {"torso": "mlp", "activation": "tanh", "layer_norm": False}

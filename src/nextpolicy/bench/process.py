@@ -76,12 +76,12 @@ def check(peer: str, env: str, pythons: Mapping[str, str]) -> None:
     """Raise where this peer cannot be had, or cannot do this work, before anything is started."""
     if peer not in pythons:
         how = f"python -m venv DIR && DIR/bin/pip install {PACKAGES[peer]}"
-        raise ConfigError(f"{peer}: takes --peer-python {peer}=DIR/bin/python; to have it: {how}")
+        raise ConfigError(f"{peer}: expected --peer-python {peer}=DIR/bin/python, got none; to get one: {how}")
     if not os.access(pythons[peer], os.X_OK):
-        raise ConfigError(f"{peer}: got {pythons[peer]}, takes the Python interpreter of its virtual environment")
+        raise ConfigError(f"{peer}: expected the Python interpreter of its virtual environment, got {pythons[peer]}")
     suites = ("gymnax/", "brax/") if peer == "rejax" else ("gymnax/", "gym/")
     if not env.startswith(suites):
-        raise ConfigError(f"{peer}: got {env}, takes environments of {' and '.join(suites)}")
+        raise ConfigError(f"{peer}: expected environments of {' and '.join(suites)}, got {env}")
 
 
 def contender(peer: str, python: str, env: str, members: int, fields: dict[str, Any]) -> Contender:
@@ -98,7 +98,7 @@ def contender(peer: str, python: str, env: str, members: int, fields: dict[str, 
         **{k: config.value(k) for k in _FIELDS},
     }
     if config.net.torso not in ("auto", "mlp") or config.net.layer_norm:
-        raise ConfigError(f"{peer}: got torso {config.net.torso}, takes an MLP without layer_norm")
+        raise ConfigError(f"{peer}: expected an MLP without layer_norm, got torso {config.net.torso}")
     process = PeerProcess(peer, python, work)
     last: dict[str, Any] = {}
 

@@ -14,7 +14,7 @@ def indices(key: Array, batch_size: int, epochs: int, minibatches: int) -> Array
     check.whole("batch_size", batch_size)
     check.whole("epochs", epochs)
     if not isinstance(minibatches, int) or minibatches < 1 or batch_size % minibatches:
-        raise ValueError(f"minibatches: got {minibatches}, takes a divisor of the batch size, which is {batch_size}")
+        raise ValueError(f"minibatches: expected a divisor of the batch size, which is {batch_size}, got {minibatches}")
     return _permutations(key, epochs, batch_size).reshape(epochs, minibatches, -1)
 
 

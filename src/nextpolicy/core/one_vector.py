@@ -38,7 +38,9 @@ def like(example: PyTree) -> Form:
     leaves = jax.tree.leaves(example)
     dtypes = {leaf.dtype for leaf in leaves}
     if len(dtypes) != 1:
-        raise ValueError(f"example: got leaves of {', '.join(sorted(map(str, dtypes))) or 'no type'}, takes one type")
+        raise ValueError(
+            f"example: expected one type, got leaves of {', '.join(sorted(map(str, dtypes))) or 'no type'}"
+        )
     order = sorted(range(len(leaves)), key=lambda i: -leaves[i].size)
     sizes = [leaves[i].size for i in order]
     excess = -sum(sizes) % _MULTIPLE

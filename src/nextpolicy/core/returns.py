@@ -104,9 +104,9 @@ def _errors(reward: Array, discount: Array, cut: Array, value: Array, next_value
     check.same_shape(value=value, reward=reward, discount=discount, cut=cut, next_value=next_value)
     value = jnp.asarray(value)
     if not jnp.issubdtype(value.dtype, jnp.floating):
-        raise ValueError(f"value: got dtype {value.dtype}, takes a floating-point array")
+        raise ValueError(f"value: expected a floating-point array, got dtype {value.dtype}")
     if value.ndim == 0:
-        raise ValueError("value: got a number, takes an array whose first axis is time")
+        raise ValueError("value: expected an array whose first axis is time, got a number")
     delta = jax.lax.stop_gradient(reward + discount * next_value - value).astype(value.dtype)
     return delta, 1.0 - jnp.asarray(cut).astype(value.dtype)
 

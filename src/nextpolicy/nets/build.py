@@ -166,7 +166,9 @@ def torso_kind(spec: EnvSpec, config: NetConfig) -> str:
         least = _SMALLEST.get(config.torso)
         if least is not None and side < least:
             wanted = f"images [H, W, C] of at least {least} x {least}" if image else "images [H, W, C]"
-            raise ValueError(f"torso: got {config.torso!r} for observations of shape {spec.obs_shape}, takes {wanted}")
+            raise ValueError(
+                f"torso: expected {wanted}, got {config.torso!r} for observations of shape {spec.obs_shape}"
+            )
         return config.torso
     if side < _SMALLEST["small-cnn"]:
         return "mlp"

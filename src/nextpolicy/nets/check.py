@@ -47,7 +47,7 @@ def _is_linen(name: str, module: Any) -> None:
         got = module.__name__ if isinstance(module, type) else type(module).__name__
         raise ConfigError(f"{name}: expected a Flax Linen module, got {got} of flax.nnx; pass a flax.linen.Module")
     if isinstance(module, type) or not hasattr(module, "apply"):
-        raise ConfigError(f"{name}: got {module!r}, takes a Flax module, such as MyModule()")
+        raise ConfigError(f"{name}: expected a Flax module, such as MyModule(), got {module!r}")
 
 
 def _shapes(name: str, module: Any, spec: EnvSpec, lead: tuple[int, ...]) -> Any:

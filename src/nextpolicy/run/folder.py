@@ -44,13 +44,15 @@ class RunFolder:
         """A new run folder; refuses one that holds anything."""
         folder = cls(Path(path))
         if folder.path.exists() and not folder.path.is_dir():
-            raise RunError(f"out: {folder.path} is a file, takes a new or empty folder")
+            raise RunError(f"out: expected a new or empty folder, got {folder.path}, which is a file")
         if folder.path.is_dir():
             _clear_unfinished_start(folder.path)
         if folder.path.is_dir() and any(folder.path.iterdir()):
             what = "another run" if (folder.path / "config.json").exists() else "other files"
             hint = f"`nextpolicy resume {folder.path}` continues it; " if what == "another run" else ""
-            raise RunError(f"out: {folder.path} holds {what}, takes a new or empty folder; {hint}nothing was written")
+            raise RunError(
+                f"out: expected a new or empty folder, got {folder.path}, which holds {what}; {hint}nothing was written"
+            )
         settings = {**json.loads(config.to_json()), **extra, "about": describe_machine()}
         for part in (folder.path, folder.metrics, folder.checkpoints):
             part.mkdir(parents=True, exist_ok=True)
@@ -98,9 +100,9 @@ class RunFolder:
             raise RunError(f"run: {file} is not JSON ({error}); the run cannot be read") from None
         for name, kind in (("about", dict), ("custom", list)):
             if not isinstance(raw.get(name, kind()), kind):
-                raise RunError(f"run: {file} has {name} = {shown(raw[name])}, takes a {kind.__name__}")
+                raise RunError(f"run: {file}: {name}: expected a {kind.__name__}, got {shown(raw[name])}")
         if not all(isinstance(name, str) for name in raw.get("custom", [])):
-            raise RunError(f"run: {file} has custom = {shown(raw['custom'])}, takes a list of names")
+            raise RunError(f"run: {file}: custom: expected a list of names, got {shown(raw['custom'])}")
         return raw
 
     def config(self) -> TrainConfig:

@@ -147,7 +147,7 @@ class Run:
         environments = episodes if num_envs is None else whole("num_envs", num_envs, 1, MOST_EPISODES)
         seed = whole("seed", seed, 0, MAX_SEED)
         if episodes % environments:
-            raise ConfigError(f"episodes: got {episodes}, takes a multiple of num_envs, {environments}")
+            raise ConfigError(f"episodes: expected a multiple of num_envs, {environments}, got {episodes}")
         job, each = self._job, episodes // environments
         evaluate = evaluator(job.env, job.setup.networks, num_envs=environments, episodes=each, greedy=bool(greedy))
         described = self.members

@@ -26,15 +26,15 @@ def check_target(path: str) -> None:
     target = Path(path)
     kind = target.suffix.lower()
     if kind not in (".gif", ".mp4"):
-        raise RunError(f"video: got {path}, takes a file name that ends in .gif or .mp4")
+        raise RunError(f"video: expected a file name that ends in .gif or .mp4, got {path}")
     if kind == ".mp4" and importlib.util.find_spec("imageio_ffmpeg") is None:
         raise RunError(
-            f"video: got {path}, which needs `pip install imageio-ffmpeg`; takes a file name that ends in .gif"
+            f"video: expected a file name that ends in .gif, got {path}, which needs `pip install imageio-ffmpeg`"
         )
     if target.exists():
-        raise RunError(f"video: {path} exists, takes a new file; nothing was written")
+        raise RunError(f"video: expected a new file, got {path}, which exists; nothing was written")
     if not target.absolute().parent.is_dir():
-        raise RunError(f"video: got {path}, takes a file in a folder that exists")
+        raise RunError(f"video: expected a file in a folder that exists, got {path}")
 
 
 def check_drawable(run: Run) -> None:

@@ -64,7 +64,7 @@ def state_index(row: int, col: int, name: str = "cell") -> int:
     """The state at [row, col]; walls and places off the map are errors."""
     inside = 0 <= row < WALLS.shape[0] and 0 <= col < WALLS.shape[1]
     if not inside or WALLS[row, col]:
-        raise ValueError(f"{name}: got ({row}, {col}), {'a wall' if inside else 'off the map'}, takes a free cell")
+        raise ValueError(f"{name}: expected a free cell, got ({row}, {col}), {'a wall' if inside else 'off the map'}")
     return int(_INDEX[row, col])
 
 
@@ -92,7 +92,7 @@ def four_rooms(
     goal_state = state_index(*goal, name="goal")
     start_state = state_index(*start, name="start")
     if start_state == goal_state:
-        raise ValueError(f"start: got {start}, the goal, takes another free cell")
+        raise ValueError(f"start: expected another free cell, got {start}, the goal")
     P = np.einsum("am,smt->sat", move_probabilities(noise), reached)
     P[goal_state] = np.eye(len(cells))[goal_state]
     R = P[:, :, goal_state].copy()
@@ -121,7 +121,7 @@ def as_grid(values: ArrayLike, fill: float = np.nan) -> FloatArray:
     """Numbers per state [..., 104] laid out as [..., 13, 13], `fill` where the walls are."""
     table = np.asarray(values, dtype=np.float64)
     if table.shape[-1:] != (len(cells),):
-        raise ValueError(f"values: got shape {table.shape}, takes [..., {len(cells)}]")
+        raise ValueError(f"values: expected [..., {len(cells)}], got shape {table.shape}")
     grid = np.full((*table.shape[:-1], *WALLS.shape), fill)
     grid[..., cells[:, 0], cells[:, 1]] = table
     return grid
@@ -135,9 +135,9 @@ def top_route_probability(mdp: TabularMDP, pi: ArrayLike, from_state: int | None
     the policy may wander for ever, the chance of top and that of bottom sum to less than one.
     """
     if mdp.states != len(cells):
-        raise ValueError(f"mdp: got {mdp.states} states, takes a Four Rooms MDP of {len(cells)}")
+        raise ValueError(f"mdp: expected a Four Rooms MDP of {len(cells)}, got {mdp.states} states")
     if from_state is not None and not 0 <= from_state < len(cells):
-        raise ValueError(f"from_state: got {from_state}, takes a state index in [0, {len(cells) - 1}]")
+        raise ValueError(f"from_state: expected a state index in [0, {len(cells) - 1}], got {from_state}")
     policy = as_policy(mdp, pi)
     batch = policy.shape[:-2]
     inside = room_of == ROOMS.index("bottom-right")

@@ -38,16 +38,16 @@ class TabularMDP:
     def __post_init__(self) -> None:
         P, R, start = (finite_array(name, getattr(self, name)) for name in ("P", "R", "start"))
         if P.ndim != 3 or P.shape[0] != P.shape[2] or 0 in P.shape:
-            raise ValueError(f"P: got shape {P.shape}, takes [S, A, S] with at least one state and one action")
+            raise ValueError(f"P: expected [S, A, S] with at least one state and one action, got shape {P.shape}")
         if R.shape != P.shape[:2]:
-            raise ValueError(f"R: got shape {R.shape}, takes [S, A] = {P.shape[:2]}")
+            raise ValueError(f"R: expected [S, A] = {P.shape[:2]}, got shape {R.shape}")
         if start.shape != P.shape[:1]:
-            raise ValueError(f"start: got shape {start.shape}, takes [S] = {P.shape[:1]}")
+            raise ValueError(f"start: expected [S] = {P.shape[:1]}, got shape {start.shape}")
         _distribution("P", P)
         _distribution("start", start)
         gamma = np.asarray(self.gamma)
         if gamma.shape != () or gamma.dtype.kind not in "fiu" or not 0.0 <= gamma < 1.0:
-            raise ValueError(f"gamma: got {self.gamma!r}, takes a number in [0, 1)")
+            raise ValueError(f"gamma: expected a number in [0, 1), got {self.gamma!r}")
         for name, array in (("P", P), ("R", R), ("start", start)):
             array.setflags(write=False)
             object.__setattr__(self, name, array)
@@ -75,10 +75,10 @@ def finite_array(name: str, got: ArrayLike) -> FloatArray:
     try:
         array = np.array(got, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: got {type(got).__name__}, takes an array of real numbers") from error
+        raise ValueError(f"{name}: expected an array of real numbers, got {type(got).__name__}") from error
     bad = array[~np.isfinite(array)]
     if bad.size:
-        raise ValueError(f"{name}: got {bad[0]}, takes finite numbers")
+        raise ValueError(f"{name}: expected finite numbers, got {bad[0]}")
     return array
 
 
@@ -98,7 +98,7 @@ def as_table(mdp: TabularMDP, table: ArrayLike, name: str = "q") -> FloatArray:
     """`table` [..., S, A] as finite float64: an action-value estimate, say."""
     array = finite_array(name, table)
     if array.shape[-2:] != (mdp.states, mdp.actions):
-        raise ValueError(f"{name}: got shape {array.shape}, takes [..., S, A] = [..., {mdp.states}, {mdp.actions}]")
+        raise ValueError(f"{name}: expected [..., S, A] = [..., {mdp.states}, {mdp.actions}], got shape {array.shape}")
     return array
 
 
@@ -129,7 +129,7 @@ def random_mdp(
     check.number("sparsity", sparsity, 0.0, 1.0)
     low, high = reward_range
     if not (np.isfinite(low) and np.isfinite(high) and low <= high):
-        raise ValueError(f"reward_range: got {reward_range}, takes (low, high), finite, with low <= high")
+        raise ValueError(f"reward_range: expected (low, high), finite, with low <= high, got {reward_range}")
     weight = rng.exponential(size=(states, actions, states))
     kept = rng.random(weight.shape) >= sparsity
     kept |= np.arange(states) == rng.integers(states, size=(states, actions, 1))
@@ -161,9 +161,11 @@ def random_policy(
 def _distribution(name: str, array: FloatArray, tolerance: float = PROBABILITY_TOLERANCE) -> None:
     """Raise unless the entries are non-negative and sum to one along the last axis."""
     if array.size and array.min() < 0.0:
-        raise ValueError(f"{name}: got a negative probability, {array.min():g}, takes numbers of at least 0")
+        raise ValueError(f"{name}: expected numbers of at least 0, got a negative probability, {array.min():g}")
     total = np.asarray(array.sum(-1))
     off = np.abs(total - 1.0)
     if (off > tolerance).any():
         worst = total.flat[off.argmax()]
-        raise ValueError(f"{name}: got probabilities that sum to {worst:.12g}, takes sums of 1 (within {tolerance:g})")
+        raise ValueError(
+            f"{name}: expected sums of 1 (within {tolerance:g}), got probabilities that sum to {worst:.12g}"
+        )

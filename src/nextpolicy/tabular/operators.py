@@ -33,7 +33,7 @@ class AffineOperator:
         """One application to a table of shape `shape`."""
         table = finite_array("x", x)
         if table.shape != self.shape:
-            raise ValueError(f"x: got shape {table.shape}, takes {self.shape}")
+            raise ValueError(f"x: expected {self.shape}, got shape {table.shape}")
         return np.asarray((self.matrix @ table.ravel() + self.offset).reshape(self.shape))
 
     def fixed_point(self) -> FloatArray:
@@ -99,7 +99,7 @@ def greedy(q: ArrayLike, *, ties: float = TIES) -> FloatArray:
     values = finite_array("q", q)
     _not_negative("ties", ties)
     if values.ndim < 2:
-        raise ValueError(f"q: got shape {values.shape}, takes [..., S, A]")
+        raise ValueError(f"q: expected [..., S, A], got shape {values.shape}")
     best = (values >= values.max(-1, keepdims=True) - ties).astype(np.float64)
     return np.asarray(best / best.sum(-1, keepdims=True))
 
@@ -127,7 +127,7 @@ def softmax(q: ArrayLike, temperature: float = 1.0) -> FloatArray:
     """pi(a|s) proportional to exp(q(s, a) / temperature)."""
     values = finite_array("q", q)
     if not (np.isfinite(temperature) and temperature > 0):
-        raise ValueError(f"temperature: got {temperature!r}, takes a finite number above 0")
+        raise ValueError(f"temperature: expected a finite number above 0, got {temperature!r}")
     return mirror_descent(np.full(values.shape, 1.0 / values.shape[-1]), values, 1.0 / temperature)
 
 
@@ -135,7 +135,7 @@ def _pair(mdp: TabularMDP, pi: ArrayLike, beta: ArrayLike) -> tuple[FloatArray, 
     target, behaviour = as_policy(mdp, pi, "pi"), as_policy(mdp, beta, "beta")
     for name, policy in (("pi", target), ("beta", behaviour)):
         if policy.ndim != 2:
-            raise ValueError(f"{name}: got shape {policy.shape}, takes one policy [S, A]")
+            raise ValueError(f"{name}: expected one policy [S, A], got shape {policy.shape}")
     return target, behaviour
 
 
@@ -145,17 +145,19 @@ def _clipped_weight(target: FloatArray, behaviour: FloatArray, rho_max: float, r
     weight = np.clip(target, rho_min * behaviour, most)
     if (weight.sum(-1) <= 0.0).any():
         state = int(np.argmin(weight.sum(-1)))
-        raise ValueError(f"beta: got no weight on any action of pi in state {state}, takes a policy that overlaps pi")
+        raise ValueError(
+            f"beta: expected a policy that overlaps pi, got no weight on any action of pi in state {state}"
+        )
     return weight
 
 
 def _clipping(lam: float, rho_max: float, rho_min: float) -> None:
     check.number("lam", lam, 0.0, 1.0)
     if not rho_max > 0:
-        raise ValueError(f"rho_max: got {rho_max!r}, takes a number above 0")
+        raise ValueError(f"rho_max: expected a number above 0, got {rho_max!r}")
     check.number("rho_min", rho_min, 0.0, float(rho_max), rule=": rho_min may not exceed rho_max")
 
 
 def _not_negative(name: str, got: float) -> None:
     if not (np.isfinite(got) and got >= 0):
-        raise ValueError(f"{name}: got {got!r}, takes a finite number of at least 0")
+        raise ValueError(f"{name}: expected a finite number of at least 0, got {got!r}")

@@ -69,7 +69,7 @@ def renormalised_visitation(mdp: TabularMDP, pi: ArrayLike) -> FloatArray:
     alive = np.where(mdp.terminal[:, None], 0.0, visitation(mdp, pi))
     mass = alive.sum((-2, -1), keepdims=True)
     if (mass <= 0.0).any():
-        raise ValueError("start: got only terminal states, takes at least one start state that is not terminal")
+        raise ValueError("start: expected at least one start state that is not terminal, got only terminal states")
     return np.asarray(alive / mass)
 
 
@@ -77,7 +77,7 @@ def backup(mdp: TabularMDP, V: ArrayLike) -> FloatArray:
     """R + gamma P V: the action values [..., S, A] of going on from state values V [..., S]."""
     values = finite_array("V", V)
     if values.shape[-1:] != (mdp.states,):
-        raise ValueError(f"V: got shape {values.shape}, takes [..., S] = [..., {mdp.states}]")
+        raise ValueError(f"V: expected [..., S] = [..., {mdp.states}], got shape {values.shape}")
     onward = values @ mdp.P.reshape(-1, mdp.states).T
     return np.asarray(mdp.R + mdp.gamma * onward.reshape(*values.shape[:-1], mdp.states, mdp.actions))
 
@@ -110,7 +110,7 @@ def policy_iteration(
     _positive("iterations", iterations)
     policy = as_policy(mdp, np.full((mdp.states, mdp.actions), 1.0 / mdp.actions) if pi is None else pi)
     if policy.ndim != 2:
-        raise ValueError(f"pi: got shape {policy.shape}, takes one policy [S, A]")
+        raise ValueError(f"pi: expected one policy [S, A], got shape {policy.shape}")
     policies, values = [policy], [state_value(mdp, policy)]
     for _ in range(iterations):
         Q = backup(mdp, values[-1])
@@ -157,4 +157,4 @@ def _rounding(mdp: TabularMDP, Q: FloatArray) -> float:
 
 def _positive(name: str, got: float) -> None:
     if not got > 0:
-        raise ValueError(f"{name}: got {got!r}, takes a number above 0")
+        raise ValueError(f"{name}: expected a number above 0, got {got!r}")

@@ -232,11 +232,13 @@ def _delta(mdp: TabularMDP, beta: ArrayLike, beta_next: ArrayLike, delta: ArrayL
     given = finite_array("delta", delta)
     if (given < needed * (1.0 - 1e-9)).any():
         most = float(np.max(needed))
-        raise ValueError(f"delta: got {float(given.min()):g}, takes at least max_s d_TV / (1 - gamma) = {most:g}")
+        raise ValueError(f"delta: expected at least max_s d_TV / (1 - gamma) = {most:g}, got {float(given.min()):g}")
     return given
 
 
 def _mixture_coefficient(mdp: TabularMDP, delta: float) -> float:
     if not (np.isfinite(delta) and 0.0 <= delta * (1.0 - mdp.gamma) <= 1.0 + 1e-12):
-        raise ValueError(f"delta: got {delta!r}, takes a number in [0, 1 / (1 - gamma)] = [0, {1 / (1 - mdp.gamma):g}]")
+        raise ValueError(
+            f"delta: expected a number in [0, 1 / (1 - gamma)] = [0, {1 / (1 - mdp.gamma):g}], got {delta!r}"
+        )
     return min(1.0, delta * (1.0 - mdp.gamma))
