@@ -133,7 +133,7 @@ def test_our_rounds_are_counted_as_they_are_and_waited_for(monkeypatch):
     done = made.run(4)
     assert len(waited) == 1
     assert waited[0] is done or np.shares_memory(np.asarray(waited[0]), np.asarray(done))
-    with pytest.raises(ConfigError, match="members: expected a multiple of 3.*, got 4"):
+    with pytest.raises(ConfigError, match=r"members: expected a multiple of 3.*, got 4"):
         contenders.ours("probe/constant", "ppo,sv-static,sv-dynamic", 4, FIELDS)
 
 

@@ -158,8 +158,8 @@ def test_a_users_environment_object_is_wrapped():
 
 def test_an_object_that_is_no_environment_is_refused():
     with pytest.raises(
-        ValueError, match="expected a gymnax-style environment.*, got object without reset_env, step_env,"
+        ValueError, match=r"expected a gymnax-style environment.*, got object without reset_env, step_env,"
     ):
         build.make(object())
-    with pytest.raises(ValueError, match="expected env_params.*, got option 'colour'"):
+    with pytest.raises(ValueError, match=r"expected env_params.*, got option 'colour'"):
         build.make(_Countdown(), colour=1)

@@ -79,7 +79,7 @@ def test_one_record_is_all_that_a_backend_takes(tmp_path: Path, capsys: pytest.C
         build.make("twostate/flop")
     with pytest.raises(ValueError, match="'twostate/hard', which is too hard"):
         build.make("twostate/hard")
-    with pytest.raises(ValueError, match="twostate/flip: expected length.*, got option 'width'"):
+    with pytest.raises(ValueError, match=r"twostate/flip: expected length.*, got option 'width'"):
         build.make("twostate/flip", width=3)
     with pytest.raises(ValueError, match="cannot be made with length='long'"):
         build.make("twostate/flip", length="long")
@@ -99,7 +99,7 @@ def test_its_packages_and_code_name_cached_programs(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("twostate")
 def test_a_prefix_belongs_to_one_backend() -> None:
-    with pytest.raises(ValueError, match="prefix: expected one that no backend has.*, got 'twostate'"):
+    with pytest.raises(ValueError, match=r"prefix: expected one that no backend has.*, got 'twostate'"):
         registry.register(BACKEND)
 
 

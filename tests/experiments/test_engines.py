@@ -245,10 +245,10 @@ def test_what_no_node_can_hold_is_refused():
     engine._check_room()
     assert engine.gpus == 1  # where there are any
     engine.gpus = 2
-    with pytest.raises(SuiteError, match="engine: expected at most 1 GPUs per task.*, got 2"):
+    with pytest.raises(SuiteError, match=r"engine: expected at most 1 GPUs per task.*, got 2"):
         engine._check_room()
     engine.cpus = 5
-    with pytest.raises(SuiteError, match="engine: expected at most 4 CPUs per task.*, got 5"):
+    with pytest.raises(SuiteError, match=r"engine: expected at most 4 CPUs per task.*, got 5"):
         engine._check_room()
 
 

@@ -549,9 +549,9 @@ def test_the_library_trains_evaluates_and_acts_on_a_callable(tmp_path):
 
 
 def test_bad_combinations_are_one_line():
-    with pytest.raises(ConfigError, match="env: expected either env or env_fn.*, got both"):
+    with pytest.raises(ConfigError, match=r"env: expected either env or env_fn.*, got both"):
         nextpolicy.train("gym/CartPole-v1", env_fn=Bandit)
-    with pytest.raises(ConfigError, match="env: expected either env or env_fn.*, got neither"):
+    with pytest.raises(ConfigError, match=r"env: expected either env or env_fn.*, got neither"):
         nextpolicy.train()
     for wrong, words in (("CartPole-v1", "got 'CartPole-v1'"), (Counter(), "got an object of type Counter")):
         expected = f"env_fn: expected a callable that makes one Gymnasium environment, {words}"
@@ -569,7 +569,7 @@ def test_bad_combinations_are_one_line():
 
 def test_more_devices_than_are_used_are_refused(monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda *_: [None, None])
-    with pytest.raises(ConfigError, match="devices: expected 1 for environments that run on the host.*, got 2"):
+    with pytest.raises(ConfigError, match=r"devices: expected 1 for environments that run on the host.*, got 2"):
         make_job(tiny(env="gym/CartPole-v1", devices=2))
 
 

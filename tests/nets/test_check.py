@@ -130,7 +130,9 @@ def test_it_is_noticed_before_there_is_a_folder(tmp_path: Path, given: dict[str,
 @pytest.mark.parametrize("torso", ["auto", "nature", "impala"])
 def test_an_image_with_channels_first_is_one_line(shape: tuple[int, ...], torso: str) -> None:
     spec = EnvSpec("gym/Image", shape, Discrete(2), np.uint8)
-    words = r"^gym/Image: expected images \[H, W, C\].*, got shape .*; set env_options channels_first=true .* transpose them"
+    words = (
+        r"^gym/Image: expected images \[H, W, C\], got shape .*; set env_options channels_first=true .* transpose them"
+    )
     with pytest.raises(ConfigError, match=words) as caught:
         build.build(spec, NetConfig(torso=torso))
     assert "\n" not in str(caught.value)
