@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from nextpolicy import runfiles
-from nextpolicy.report import columns, layout
+from nextpolicy.report import columns, layout, text
 from nextpolicy.report.comparable import load_all
 from nextpolicy.report.members import member_table
 from nextpolicy.report.statistic import MULTIPLE, OWN, Statistic, mean
@@ -147,3 +147,25 @@ def test_the_score_of_a_member_by_hand():
     assert np.isnan(runfiles.member_score(late.assign(episodes=0)))
     assert np.isnan(runfiles.member_score(late.assign(episode_return=np.nan, episodes=1)))
     assert runfiles.member_score(late.assign(episode_return=np.float32(0.1), episodes=1)) == 0.1  # not 0.100000001
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (1234.5, "1234"),
+        (12.345, "12.3"),
+        (0.012345, "0.0123"),
+        (-0.5, "-0.500"),
+        (0, "0"),
+        (np.nan, "–"),
+        (1.5e9, "1.50e+09"),
+        (0.9997, "1.00"),
+        (-999.7, "-1000"),
+        (12345.6, "12346"),
+        (0.00001, "1.00e-05"),
+        (np.inf, "–"),
+        (None, "–"),
+    ],
+)
+def test_numbers_as_shown(value, shown):
+    assert text.number(value) == shown

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pandas as pd
 
@@ -130,3 +132,14 @@ def test_the_largest_suite_leads_and_its_best_four_variants():
     totals = pd.DataFrame(rows, columns=["suite", "variant", "source", "environments", "median_pct_ppo"])
     assert [row["variant"] for row in summary.headlines(totals)] == ["v5", "v4", "v3", "v2"]
     assert summary.headlines(pd.DataFrame()) == []
+
+
+def test_the_target_policys_score_is_compared_where_it_was_measured(tmp_path):
+    run = write_run(tmp_path / "a", "brax/ant", seeds=2)
+    measured = [{"member": m, "mean": mean} for m, mean in enumerate([8.0, 12.0, 5.0, 5.0, 20.0, 30.0])]
+    (run / "evaluation.json").write_text(json.dumps(measured))
+    members = member_table(load_all([tmp_path]))
+    assert members["target_score"].tolist() == [8.0, 12.0, 5.0, 5.0, 20.0, 30.0]
+    (row,) = tables.environment_table(members, "sv-dynamic").to_dict("records")
+    assert row["target_score_pct_of_ppo"] == 250.0
+    assert 160 < row["target_score_pct_of_ppo_low"] < 250 < row["target_score_pct_of_ppo_high"] <= 375
