@@ -15,6 +15,8 @@ from nextpolicy.bench.contenders import Contender, Reached, Timing, reached
 from nextpolicy.config import ConfigError
 from nextpolicy.run import cli
 
+pytestmark = pytest.mark.quick_compilation
+
 SMALL = ["--set", "num_envs=2", "rollout_length=4", "minibatch_size=8", "hidden=4", "total_env_steps=80"]
 
 

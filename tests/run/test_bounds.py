@@ -20,6 +20,8 @@ from nextpolicy.run import api, cli, metrics, suite, training
 from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.train import device_loop
 
+pytestmark = pytest.mark.quick_compilation
+
 SMALL = {"total_env_steps": 64 * 6, "num_envs": 8, "rollout_length": 8, "minibatch_size": 32, "hidden": (8,)}
 SIMPLE = {"epochs": 1, "minibatch_size": 64, "algo": "ppo"}  # compiles sooner
 NUMBERS = [name for name, info in FIELDS.items() if info.annotation in (int, float)]

@@ -22,7 +22,7 @@ from nextpolicy.run.cli import main
 
 from .helpers import SMALL, contents, environment, options
 
-pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse]
+pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse, pytest.mark.quick_compilation]
 
 SMALL_OPTIONS = options(**SMALL)
 

@@ -12,6 +12,8 @@ from nextpolicy import presets
 from nextpolicy.config import ConfigError, Member, TrainConfig
 from nextpolicy.run import metrics, sinks
 
+pytestmark = pytest.mark.quick_compilation
+
 CONFIG = {"algo": ("ppo", "sv-dynamic"), "seeds": (3, 5), "sweep": {"lam": (0.9, 0.95)}}
 
 

@@ -23,6 +23,8 @@ from nextpolicy.run.engines import Deadline, LocalEngine, Outcome, run_task
 from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.suite import SUITES, State, Suite, SuiteError, Task, state_of
 
+pytestmark = pytest.mark.quick_compilation
+
 TINY = {"total_env_steps": 6 * 32, "num_envs": 4, "rollout_length": 8, "minibatch_size": 32, "hidden": (8,)}
 
 
