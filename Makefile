@@ -11,7 +11,8 @@ run: .venv/installed-run
 	$(BIN)/nextpolicy study four-rooms --seeds 2
 
 test: lint types
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --cov=nextpolicy --cov-report=
+	@echo "coverage: $$($(BIN)/coverage report --format=total) % of the lines of src/nextpolicy"
 
 test-slow: .venv/installed-dev
 	$(BIN)/python -m pytest -m slow
@@ -41,4 +42,4 @@ format: .venv/installed-dev
 	@touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis dist build
+	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage dist build

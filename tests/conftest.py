@@ -9,6 +9,13 @@ Third-party environments do not all keep these rules. A test that runs one of th
 
 Both markers work on a test, a class or (as `pytestmark`) a module. Warnings are errors by `pyproject.toml`; the
 few exceptions, all raised inside other people's packages, stand in `_THIRD_PARTY_WARNINGS`.
+
+Compiling is what takes time. Compiled programs are kept between tests and between runs of the tests. A module that
+tests what happens around them, and compares no two different programs bit for bit, says
+
+    pytestmark = pytest.mark.quick_compilation
+
+and XLA compiles with few optimisations, two to four times as fast.
 """
 
 from __future__ import annotations
@@ -22,6 +29,7 @@ os.environ.setdefault("NEXTPOLICY_KEEP_TRACED", "0")  # what tracing checks, it 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # thousands of tiny solves: threads only wait for each other
 
 from collections.abc import Iterator
+from functools import partialmethod
 
 import hypothesis
 import jax
@@ -59,8 +67,38 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the markers of this file and the exceptions to warnings-are-errors."""
     config.addinivalue_line("markers", "allow_rank_promotion: runs third-party code that broadcasts ranks silently")
     config.addinivalue_line("markers", "allow_key_reuse: runs third-party code that consumes a PRNG key twice")
+    config.addinivalue_line("markers", "quick_compilation: (modules) compiles with few optimisations")
+    config.addinivalue_line("markers", "no_cover: left out of the coverage figure; known also without pytest-cov")
     for rule in _THIRD_PARTY_WARNINGS:
         config.addinivalue_line("filterwarnings", rule)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules that compile alike follow one another: a change empties what is compiled in memory."""
+    items.sort(key=lambda item: item.get_closest_marker("quick_compilation") is None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled_programs(request: pytest.FixtureRequest) -> None:
+    """Kept where all workers, the processes that tests start, and the next run of the tests find them."""
+    cache = getattr(request.config, "cache", None)
+    if cache is not None:  # None with pytest -p no:cacheprovider
+        jax.config.update("jax_compilation_cache_dir", str(cache.mkdir("xla")))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _optimisations(request: pytest.FixtureRequest, _compiled_programs: None) -> Iterator[None]:
+    """As in production, unless the module lifts the rule; production's are not served what was compiled with few."""
+    few = request.node.get_closest_marker("quick_compilation") is not None
+    if jax.config.values["jax_disable_most_optimizations"] and not few:
+        jax.clear_caches()
+    jax.config.update("jax_disable_most_optimizations", few)
+    with pytest.MonkeyPatch.context() as patch:
+        if few:  # the programs of training, which are compiled by hand
+            options = {"xla_cpu_use_fusion_emitters": False}
+            patch.setattr(jax.stages.Lowered, "compile", partialmethod(jax.stages.Lowered.compile, options))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -56,3 +56,8 @@ def test_double_precision_is_on_with_the_fixture(x64):
 
 def test_double_precision_is_off_without_the_fixture():
     assert jnp.asarray(0.1).dtype == jnp.float32
+
+
+def test_programs_are_optimised_as_in_production_without_the_marker():
+    assert not jax.config.values["jax_disable_most_optimizations"]
+    assert jax.stages.Lowered.compile.__qualname__ == "Lowered.compile"

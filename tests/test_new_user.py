@@ -25,19 +25,10 @@ from nextpolicy.cli.main import main
 from nextpolicy.envs import build as envs
 from run.helpers import environment
 
-pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse]
+pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse, pytest.mark.quick_compilation]
 
 TINY: dict[str, Any] = {"num_envs": 8, "rollout_length": 16, "minibatch_size": 64, "epochs": 1, "hidden": (8,)}
 WAIT = 180.0  # seconds for a process of its own on a busy machine
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled_programs(request: pytest.FixtureRequest) -> None:
-    """Kept between runs of the tests, and shared with the process that is interrupted."""
-    cache = getattr(request.config, "cache", None)
-    if cache is not None:
-        jax.config.update("jax_compilation_cache_dir", str(cache.mkdir("xla")))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,8 @@ from nextpolicy.bench.work import parse_works
 from nextpolicy.cli import main as cli
 from nextpolicy.config import ConfigError
 
+pytestmark = pytest.mark.quick_compilation
+
 SMALL = ["--set", "num_envs=2", "rollout_length=4", "minibatch_size=8", "hidden=4", "total_env_steps=80"]
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from nextpolicy.config import presets
 
+pytestmark = pytest.mark.quick_compilation
+
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 TINY = ["num_envs=4", "rollout_length=8", "minibatch_size=16", "hidden=8"]
 WORK = ":".join(["gymnax/CartPole-v1", "2", *TINY])

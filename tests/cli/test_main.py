@@ -21,7 +21,7 @@ from nextpolicy.config import FIELDS
 from nextpolicy.run import processes
 from run.helpers import SMALL, contents, environment, options
 
-pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse]
+pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse, pytest.mark.quick_compilation]
 
 SMALL_OPTIONS = options(**SMALL)
 

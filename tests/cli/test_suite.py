@@ -18,6 +18,8 @@ from nextpolicy.experiments.execution import Outcome
 from nextpolicy.run import metrics
 from nextpolicy.run.folder import RunFolder
 
+pytestmark = pytest.mark.quick_compilation
+
 
 @pytest.fixture
 def pretence(monkeypatch) -> Pretence:

@@ -28,6 +28,8 @@ from nextpolicy.run.folder import RunFolder
 
 from .helpers import Pretence, never, silent, tiny
 
+pytestmark = pytest.mark.quick_compilation
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_program_per_configuration():

@@ -10,6 +10,8 @@ from nextpolicy.experiments.suite import SuiteError, check_environments
 
 from .helpers import write_toml
 
+pytestmark = pytest.mark.quick_compilation
+
 
 def test_the_suites_are_those_of_the_paper():
     assert {n: len(s.environments) for n, s in SUITES.items()} == {

@@ -15,6 +15,8 @@ from nextpolicy.run.folder import RunError, RunFolder
 
 from .helpers import never, silent, tiny
 
+pytestmark = pytest.mark.quick_compilation
+
 
 def test_the_state_of_a_folder(tmp_path):
     task = tiny("probe/action", tmp_path)

@@ -23,7 +23,8 @@ from nextpolicy.experiments import catalogue
 from . import command_lines, documents
 from .harness import fault_of, no_work, report, state_of
 
-pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse]
+pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse, pytest.mark.quick_compilation]
+pytestmark += [pytest.mark.no_cover]  # thousands of inputs: measuring what they cover takes half as long again
 
 TINY = {"total_env_steps": 64, "num_envs": 4, "rollout_length": 8, "minibatch_size": 32, "hidden": (8,), "epochs": 1}
 SUITE = 'environments = ["probe/action"]\npreset = "default"\nalgo = ["ppo", "sv-dynamic"]\nseeds = 1\n'

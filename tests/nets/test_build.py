@@ -18,6 +18,8 @@ from nextpolicy.nets.heads import Categorical, DiagonalGaussian
 from nextpolicy.tabular import four_rooms_mdp
 from nextpolicy.types import PolicySnapshot
 
+pytestmark = pytest.mark.quick_compilation
+
 VECTOR = EnvSpec("vector", (6,), Discrete(3))
 SMALL = EnvSpec("small", (10, 10, 4), Discrete(3), np.bool_)
 LARGE = EnvSpec("large", (40, 40, 4), Discrete(3), np.uint8)

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from nextpolicy.experiments.catalogue import SUITES
 from nextpolicy.report import aggregate, columns, formats, layout, summary, tables
 from nextpolicy.report.aggregate import AggregateRow
 from nextpolicy.report.comparable import load_all

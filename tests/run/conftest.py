@@ -1,15 +1,29 @@
-"""Compiled programs of these tests are kept between tests and between runs of the tests."""
+"""For tests that start many runs of one configuration."""
 
 from __future__ import annotations
 
-import jax
 import pytest
 
+from nextpolicy.loop.population import Program
+from nextpolicy.run.job import Job
 
-@pytest.fixture(scope="session", autouse=True)
-def _compiled_programs(request: pytest.FixtureRequest) -> None:
-    cache = getattr(request.config, "cache", None)
-    if cache is None:  # pytest -p no:cacheprovider
-        return
-    jax.config.update("jax_compilation_cache_dir", str(cache.mkdir("xla")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+@pytest.fixture(scope="module")
+def _programs() -> dict[str, Program]:
+    return {}
+
+
+@pytest.fixture
+def programs_kept(_programs: dict[str, Program], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run or resume whose configuration has been compiled by this module takes that program, which saves a second."""
+    build = Job.program
+
+    def program(job: Job) -> Program:
+        if not job.by_name or job.on_host:
+            return build(job)
+        name = job.config.to_json()
+        if name not in _programs:
+            _programs[name] = build(job)
+        return _programs[name]
+
+    monkeypatch.setattr(Job, "program", program)

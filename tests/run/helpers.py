@@ -35,9 +35,12 @@ def options(**fields: Any) -> list[str]:
 
 def environment(**variables: str) -> dict[str, str]:
     """For a process of its own: one CPU device, and the compiled programs of these tests."""
+    few = jax.config.values["jax_disable_most_optimizations"]  # as in the process of the test
     cache = {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir or ""}
     cache["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
-    one = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    cache["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(few))
+    flags = "--xla_force_host_platform_device_count=1" + " --xla_cpu_use_fusion_emitters=false" * few
+    one = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     # Importing JAX takes seconds where its byte code may not be kept.
     code = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": f"{jax.config.jax_compilation_cache_dir}/../pycache"}
     return {**os.environ, **one, **cache, **code, **variables}

@@ -22,7 +22,7 @@ from nextpolicy.run.folder import RunError
 
 from .helpers import SMALL, contents, environment
 
-pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse]
+pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse, pytest.mark.quick_compilation]
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,12 @@ from nextpolicy.run.training import run_job
 
 from .helpers import COMMAND, SMALL, assert_same_run, contents, environment, options
 
-pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse]
+pytestmark = [
+    pytest.mark.allow_rank_promotion,
+    pytest.mark.allow_key_reuse,
+    pytest.mark.quick_compilation,
+    pytest.mark.usefixtures("programs_kept"),
+]
 
 FIELDS: dict[str, Any] = {**SMALL, "env": "four-rooms", "quiet": True}
 

@@ -25,6 +25,8 @@ from nextpolicy.run import api, metrics, training
 from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.run import Run
 
+pytestmark = pytest.mark.quick_compilation
+
 SMALL = {"total_env_steps": 64 * 6, "num_envs": 8, "rollout_length": 8, "minibatch_size": 32, "hidden": (8,)}
 SIMPLE = {"epochs": 1, "minibatch_size": 64, "algo": "ppo"}  # compiles sooner
 NUMBERS = [name for name, info in FIELDS.items() if info.annotation in (int, float)]

@@ -11,6 +11,8 @@ import pytest
 
 from .helpers import environment
 
+pytestmark = pytest.mark.quick_compilation
+
 CORES = len(os.sched_getaffinity(0))
 SCRIPT = """
 import sys

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -18,7 +17,7 @@ import pytest
 
 import nextpolicy
 from nextpolicy import runfiles
-from nextpolicy.run import checkpoint, folder, interrupt, metrics
+from nextpolicy.run import checkpoint, folder, interrupt, metrics, training
 from nextpolicy.run.folder import RunError
 
 from .helpers import COMMAND, SMALL, assert_same_run, contents, environment, options
@@ -198,6 +197,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
+@pytest.mark.usefixtures("programs_kept")
 @pytest.mark.parametrize("what", DAMAGE)
 def test_damage_is_seen_said_and_got_around(
     what: str, uninterrupted: nextpolicy.Run, interrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture
@@ -241,10 +241,10 @@ def test_metrics_past_the_checkpoint_are_not_there_twice(tmp_path: Path, monkeyp
     killed_in(run, monkeypatch, metrics, "write_part", 2, after=True, block_rounds=4)
     assert runfiles.end(run / "metrics") == 8
     config = run / "config.json"
-    config.write_text(config.read_text().replace('"block_rounds": 4', '"block_rounds": 3'))
+    config.write_text(config.read_text().replace('"block_rounds": 4', '"block_rounds": 1'))
     table = nextpolicy.resume(run, quiet=True).metrics
     np.testing.assert_array_equal(table["round"], [*range(10)] * 2)
-    assert [first for first, _, _ in runfiles.parts(run / "metrics")] == [0, 4, 7]
+    assert [first for first, _, _ in runfiles.parts(run / "metrics")] == [0, 4, 5, 6, 7, 8, 9]
 
 
 def test_a_finished_run_is_not_touched(uninterrupted: nextpolicy.Run) -> None:
@@ -291,13 +291,15 @@ def test_ctrl_c_during_a_save_comes_after_it_and_a_second_one_at_once(
 
 
 def test_a_checkpoint_of_another_program_is_refused(interrupted: Path, tmp_path: Path) -> None:
-    shutil.copytree(interrupted, tmp_path / "run")
-    config = tmp_path / "run" / "config.json"
-    config.write_text(config.read_text().replace('"layer_norm": true', '"layer_norm": false'))
-    for path in (tmp_path / "run" / "checkpoints").glob("*.json"):
-        runfiles.write_json(path, {"files": json.loads(path.read_text())["files"]})
-    with pytest.raises(RunError, match="its state differs from this program's at"):
-        nextpolicy.resume(tmp_path / "run", quiet=True)
+    """One without layer normalisation, in manifests that say nothing of the configuration."""
+    run, checkpoints = tmp_path / "run", tmp_path / "run" / "checkpoints"
+    shutil.copytree(interrupted, run)
+    state = checkpoint.restore(checkpoints, 6, training.make_job(nextpolicy.load(run).config).template())
+    del state.agent.params["actor"]["params"]["torso"]["LayerNorm_0"]
+    for rounds in (5, 6):
+        checkpoint.save(checkpoints, rounds, state, keep=2)
+    with pytest.raises(RunError, match=r"its state differs from this program's at .*LayerNorm_0"):
+        nextpolicy.resume(run, quiet=True)
 
 
 def test_block_lengths_do_not_show(uninterrupted: nextpolicy.Run, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import pytest
 from nextpolicy.config import ConfigError, Member, TrainConfig, presets
 from nextpolicy.run import metrics, sinks
 
+pytestmark = pytest.mark.quick_compilation
+
 CONFIG = {"algo": ("ppo", "sv-dynamic"), "seeds": (3, 5), "sweep": {"lam": (0.9, 0.95)}}
 
 

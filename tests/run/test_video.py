@@ -16,6 +16,8 @@ from PIL import Image
 from nextpolicy.run import video
 from nextpolicy.run.folder import RunError
 
+pytestmark = pytest.mark.quick_compilation
+
 
 def moving_square(count: int = 12, height: int = 34, width: int = 50) -> list[np.ndarray]:
     frames = np.zeros((count, height, width, 3), np.uint8)
