@@ -14,7 +14,7 @@ from nextpolicy.algos import ppo
 from nextpolicy.core import minibatch
 from nextpolicy.criteria.stable_values import GateParams, StableValues
 from nextpolicy.envs.base import Discrete, EnvSpec
-from nextpolicy.loop.keys import round_keys
+from nextpolicy.loop.keys import learning_keys, round_keys
 from nextpolicy.loop.population import member_init, member_round
 from nextpolicy.loop.round import one_round
 from nextpolicy.loop.state import Setup, init_agent, population_hypers
@@ -204,7 +204,8 @@ def test_with_the_gate_open_a_round_is_ppo(x64: None, kind: str, as_one_vector: 
     clipped = []
     for index in range(3):
         data = make_rollout(setup, agent, seed=index)
-        order = minibatch.indices(round_keys(jax.random.clone(agent.key), setup.shards).key_learn, T * N, 2, 2)
+        shuffle = learning_keys(round_keys(jax.random.clone(agent.key), setup.shards).key_rest)[1]
+        order = minibatch.indices(shuffle, T * N, 2, 2)
         before = agent
         agent, metrics = learn(agent, data)
         assert_alike(agent, before)
