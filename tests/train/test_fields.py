@@ -15,7 +15,7 @@ from nextpolicy.config import FIELDS, TrainConfig
 from nextpolicy.run.training import make_job
 from nextpolicy.train.device_loop import member_init, member_round
 
-from .helpers import build, differ, fetch, run, tiny
+from .helpers import QUICK, build, compiled_quickly, differ, fetch, run, tiny
 
 pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse]
 
@@ -94,7 +94,7 @@ def compiled(config_json: str) -> Any:
         return jax.lax.fori_loop(0, ROUNDS, lambda _, s: member_round(setup, hypers, s)[0], state).agent
 
     # How fast the answer comes does not matter here, how fast it compiles does: this is three times as fast.
-    return jax.jit(learn, compiler_options={"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False})
+    return jax.jit(learn, compiler_options=QUICK)
 
 
 def outcome(config: TrainConfig) -> Any:
@@ -135,14 +135,16 @@ def test_a_run_repeats_itself() -> None:
 def test_warm_up_rounds_are_not_learned_from() -> None:
     """After one round, the agent has learned in one round."""
     for steps in (0, 8, 24):
-        state, _ = run(*build(configuration(warmup_steps=steps, normalise_obs=True)), [1])
+        with compiled_quickly():
+            state, _ = run(*build(configuration(warmup_steps=steps, normalise_obs=True)), [1])
         assert np.unique(state.agent.round) == [1], steps
 
 
 def test_warm_up_matters() -> None:
     states = {}
     for steps in (0, 8):
-        states[steps], _ = run(*build(configuration(warmup_steps=steps, normalise_obs=True)), [1])
+        with compiled_quickly():
+            states[steps], _ = run(*build(configuration(warmup_steps=steps, normalise_obs=True)), [1])
     assert differ(states[0].agent.params, states[8].agent.params)
     # One round of 32 steps, and 8 steps of 4 environments before it.
     assert states[0].agent.obs_stats.samples == 32

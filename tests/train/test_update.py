@@ -21,7 +21,7 @@ from nextpolicy.train.rollout import Episodes
 from nextpolicy.train.state import Setup, init_agent, population_hypers
 from nextpolicy.types import EnvStep, PolicySnapshot, Rollout
 
-from .helpers import assert_close, assert_same, build, fetch, member, run, tiny, train
+from .helpers import QUICK, assert_close, assert_same, build, fetch, member, run, tiny, train
 
 T, N, FEATURES, ACTIONS = 8, 4, 3, 3
 
@@ -96,7 +96,8 @@ def make_rollout(setup: Setup, agent: Any, seed: int) -> Rollout:
 
 
 def learner(setup: Setup, hypers: Any) -> Any:
-    return jax.jit(lambda agent, data: update.learn_round(setup, hypers, agent, data, NOTHING))
+    learn = lambda agent, data: update.learn_round(setup, hypers, agent, data, NOTHING)  # noqa: E731
+    return jax.jit(learn, compiler_options=QUICK)
 
 
 NOTHING = Episodes(*(np.float32(0),) * 3, np.zeros((T, N), np.float32))
@@ -479,8 +480,8 @@ def test_artefacts_of_an_environment_reach_no_metric() -> None:
     env = NextStepReset()
     setup = Setup(config, env.spec, nets.build(env.spec, config.net), env)
     hypers = hypers_of(setup)
-    state = jax.jit(lambda: member_init(setup, hypers, jnp.uint32(0)))()
-    step = jax.jit(lambda s: member_round(setup, hypers, s))
+    state = jax.jit(lambda: member_init(setup, hypers, jnp.uint32(0)), compiler_options=QUICK)()
+    step = jax.jit(lambda s: member_round(setup, hypers, s), compiler_options=QUICK)
     for _ in range(3):
         state, metrics = step(state)
         assert all(np.isfinite(np.asarray(v)).all() for v in metrics.values()), metrics
