@@ -49,6 +49,13 @@ OWN = "own"  # the recorded name of a criterion that the caller passed as an obj
 CRITERIA: dict[str, type[RegisteredCriterion]] = {c.name: c for c in (StableValues,)}
 
 
+def register(criterion: type[RegisteredCriterion]) -> None:
+    """Add a criterion to the registry of this process. `--criterion` then accepts its name."""
+    if criterion.name in (*CRITERIA, OWN):
+        raise ValueError(f"name: expected one that no criterion has, got {criterion.name!r}; choose another")
+    CRITERIA[criterion.name] = criterion
+
+
 def settings_class(name: str) -> type[Settings]:
     """The settings of the criterion with this name."""
     return NoSettings if name == OWN else CRITERIA[name].settings

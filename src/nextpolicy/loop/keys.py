@@ -24,9 +24,7 @@ class RoundKeys(NamedTuple):
     key_act: Array  # noise of the behavioural policy
     key_env: Array  # environment steps
     key_random: Array  # random actions during warm-up
-    key_learn: Array
-    key_next: Array  # the agent's key after this round
-    key_next_warm_up: Array  # the agent's key after a warm-up round, which does not use key_learn
+    key_rest: Array  # the agent's key after a warm-up round; otherwise `learning_keys` splits it
 
 
 def member_keys(seed: Array, shards: Shards) -> MemberKeys:
@@ -39,5 +37,10 @@ def round_keys(key: Array, shards: Shards) -> RoundKeys:
     """The keys of an agent's next round, from the agent's key."""
     key_rest, key_collect = jax.random.split(key)
     key_act, key_env, key_random = jax.random.split(shards.key(key_collect), 3)
+    return RoundKeys(key_act, key_env, key_random, key_rest)
+
+
+def learning_keys(key_rest: Array) -> tuple[Array, Array]:
+    """(the agent's key after the round, the key for learning)."""
     key_next, key_learn = jax.random.split(key_rest)
-    return RoundKeys(key_act, key_env, key_random, key_learn, key_next, key_rest)
+    return key_next, key_learn
