@@ -1,17 +1,17 @@
-"""Atari on one machine: how fast, at what cost over the emulators, and what is learned in minutes.
+"""Atari on one machine: speed, overhead relative to the emulators alone, and scores after minutes of training.
 
     python benchmarks/atari.py --out results/atari --part speed     within --seconds (150)
     python benchmarks/atari.py --out results/atari --part learn     within --minutes (9)
-    python benchmarks/atari.py --out results/atari --part figures   from the curves.csv there and one folder deeper
-    python benchmarks/atari.py --out results/atari --part kernels   equal ways to compute the networks' gradients
+    python benchmarks/atari.py --out results/atari --part figures   from curves.csv in the folder and its subfolders
+    python benchmarks/atari.py --out results/atari --part kernels   equivalent ways to compute the networks' gradients
 
-speed   emulator-only steps/s, then end-to-end agent steps/s by network, precision and number of groups, PPO against
-        SV-PPO, all in one process, rounds of the contenders taken in turn; medians over rounds, and where their time
-        goes; speed.json is written anew after every network
-learn   PPO and SV-PPO on each game, all advanced in turn until the time is up, beside a random policy; curves.csv grows
-        with every round, scores.json every few seconds: whenever it is cut off, what there is is usable
+speed   steps/s of the emulators alone, then end-to-end agent steps/s of PPO and SV-PPO by network, precision and number
+        of groups. Contenders run in one process and take turns. Reports medians over rounds and the time of each part.
+        speed.json is rewritten after every network.
+learn   PPO and SV-PPO on each game, in turns until the time is up, and a random policy. curves.csv is extended after
+        every round and scores.json is rewritten every few seconds, so results remain usable if the run is stopped.
 
-Compilation is included in both limits.
+Both time limits include compilation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from atari_settings import write
 from nextpolicy.loop.host_collect import Worker
 from nextpolicy.run.program_cache import enable_cache
 
-# Network and precision, then its rows: algorithm and groups. Most important first: what does not fit is left out.
+# Network, precision, and rows of (algorithm, groups), most important first. Rows that exceed the time are left out.
 ROWS: list[tuple[str, str, list[tuple[str, int]]]] = [
     ("nature", "float32", [("ppo", 1), ("ppo", 2), ("ppo", 4), ("sv-dynamic", 4)]),
     ("nature", "bfloat16", [("ppo", 4), ("sv-dynamic", 4)]),
@@ -72,37 +72,41 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True)
     parser.add_argument("--part", choices=("speed", "learn", "figures", "kernels"), required=True)
-    parser.add_argument("--seconds", type=float, default=150.0, help="for the speed part, compilation included")
-    parser.add_argument("--minutes", type=float, default=9.0, help="for the learning part, compilation included")
-    parser.add_argument("--games", nargs="+", default=["Breakout", "Pong"], help="the speed part takes the first")
+    parser.add_argument(
+        "--seconds", type=float, default=150.0, help="time limit of the speed part, including compilation"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=9.0, help="time limit of the learning part, including compilation"
+    )
+    parser.add_argument("--games", nargs="+", default=["Breakout", "Pong"], help="the speed part uses the first")
     known = [f"{torso}:{dtype}" for torso, dtype, _ in ROWS]
-    parser.add_argument("--networks", nargs="+", default=known, choices=known, help="of the speed part")
+    parser.add_argument("--networks", nargs="+", default=known, choices=known, help="networks of the speed part")
     parser.add_argument("--num-envs", type=int, default=64)
     parser.add_argument("--rollout-length", type=int, default=128)
     parser.add_argument("--minibatch-size", type=int, default=1024)
-    parser.add_argument("--rounds", type=int, default=3, help="timed rounds of each contender, at most")
-    parser.add_argument("--threads", type=int, default=0, help="emulator threads of one group; 0 is one per core")
-    parser.add_argument("--torso", default="nature", help="of the learning part")
-    parser.add_argument("--dtype", default="float32", help="of the learning part")
-    parser.add_argument("--groups", type=int, default=4, help="of the learning part")
-    parser.add_argument("--learn-rollout-length", type=int, default=32, help="shorter rounds: more of them fit")
+    parser.add_argument("--rounds", type=int, default=3, help="maximum number of timed rounds of each contender")
+    parser.add_argument("--threads", type=int, default=0, help="emulator threads per group; 0 for one per core")
+    parser.add_argument("--torso", default="nature", help="network of the learning part")
+    parser.add_argument("--dtype", default="float32", help="precision of the learning part")
+    parser.add_argument("--groups", type=int, default=4, help="emulator groups of the learning part")
+    parser.add_argument("--learn-rollout-length", type=int, default=32, help="steps per round of the learning part")
     parser.add_argument("--learn-minibatch-size", type=int, default=256)
-    parser.add_argument("--random-games", type=int, default=16, help="whole games of the random policy")
+    parser.add_argument("--random-games", type=int, default=16, help="number of games of the random policy")
     parser.add_argument("--image-size", type=int, default=84)
     options = parser.parse_args()
     for name in ("seconds", "minutes", "num_envs", "rollout_length", "minibatch_size", "rounds", "random_games"):
         if getattr(options, name) <= 0:
-            parser.error(f"--{name.replace('_', '-')}: got {getattr(options, name)}, takes a number above 0")
+            parser.error(f"--{name.replace('_', '-')}: expected a number above 0, got {getattr(options, name)}")
     return options
 
 
 def speed(options: argparse.Namespace, about: dict[str, Any], out: Path, deadline: float) -> None:
-    """Every row of ROWS that the time allows, between two measurements of the emulators alone."""
+    """Measure the rows of ROWS until the deadline, between two measurements of the emulators alone."""
     chosen = [row for row in ROWS if f"{row[0]}:{row[1]}" in options.networks]
-    # Starting an emulator takes a tenth of a second of one core: all contenders with so many groups play the same ones.
+    # Starting an emulator takes .1 s of one core, so contenders with the same number of groups share emulators.
     workers = {g: start_worker(options, g) for g in sorted({groups for row in chosen for _, groups in row[2]})}
     steps = 2 * options.rollout_length
-    emulator_speed(workers[4], 32)  # the first frames are slower
+    emulator_speed(workers[4], 32)  # warm-up: the first frames are slower
     emulators = {g: [emulator_speed(worker, steps)] for g, worker in workers.items()}
     best = max(rate for rates in emulators.values() for rate in rates)
     print(f"emulators started and measured at {options.seconds - deadline + time.monotonic():.0f} s", flush=True)
@@ -132,7 +136,7 @@ def speed(options: argparse.Namespace, about: dict[str, Any], out: Path, deadlin
 
 
 def emulator_speed(worker: Worker, steps: int) -> float:
-    """Steps/s of the emulators alone under random actions: all of them at once, or groups in turn."""
+    """Steps/s of the emulators alone with random actions, group by group."""
     number = worker.env.spec.action.n
     actions = np.random.default_rng(0).integers(0, number, (steps, worker.num_envs)).astype(np.int32)
     size = worker.num_envs // len(worker.pools)
@@ -156,9 +160,9 @@ def race(
     workers: dict[int, Worker],
     deadline: float,
 ) -> dict[str, dict[str, Any]]:
-    """Rows of contenders whose rounds are taken in turn, so that a slow minute slows all of them."""
+    """Rows of contenders that take turns, so that a slow phase of the machine affects all of them."""
     contenders: list[Contender] = []
-    for algo, groups in kinds:  # the algorithm and the groups are data: one program for all
+    for algo, groups in kinds:  # algorithm and groups are traced, so all share one program
         compiled = contenders[0].loop.compiled if contenders else None
         contenders.append(Contender(options, algo, torso, dtype, workers[groups], compiled))
     for contender in contenders:  # the first round compiles
@@ -177,7 +181,7 @@ def race(
 def summarise(
     result: dict[str, Any], network: str | None, rows: dict[str, Any], emulators: dict[int, list[float]], best: float
 ) -> None:
-    """Ratios that compare rows of one run."""
+    """Add ratios between rows to the result."""
     result["emulator_steps_per_second"] = {f"groups={g}": statistics.mean(r) for g, r in emulators.items()}
     for row in rows.values():
         row["over_emulator"] = row["steps_per_second"] / best

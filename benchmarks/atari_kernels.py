@@ -1,9 +1,9 @@
-"""Equal ways to compute the gradients of the Atari networks, to see which one a device is fast at.
+"""Equivalent ways to compute the gradients of the Atari networks, to find the fastest on a device.
 
-nature conv       strided convolutions, as the network has them
-nature regroup    the stride moved into the channels first (84 x 84 x 4 by 4 is 21 x 21 x 64): a dense 2 x 2 convolution
-nature patches    the same, then one matrix product over all windows
-impala window     max-pooling by a window, as the network has it; its gradient is a scatter
+nature conv       strided convolutions, as in the network
+nature regroup    space-to-depth by the stride (84 x 84 x 4 by 4 gives 21 x 21 x 64), then a 2 x 2 convolution
+nature patches    space-to-depth, then one matmul over all windows
+impala window     max-pooling by a window, as in the network; its gradient is a scatter
 impala slices     max-pooling as the maximum of three shifted rows, then of three shifted columns
 """
 
@@ -24,7 +24,7 @@ NUMBERS = ("NHWC", "HWIO", "NHWC")
 
 
 def compare(minibatch: int, repeats: int = 10) -> dict[str, Any]:
-    """Milliseconds of one gradient on a minibatch, and how far its result is from that of the first way."""
+    """Milliseconds of one gradient on a minibatch, and the difference of its result from that of the first way."""
     obs = jax.random.randint(jax.random.key(1), (minibatch, 84, 84, 4), 0, 256).astype(jnp.uint8)
     result: dict[str, Any] = {}
     for network, (ways, shapes) in NETWORKS.items():
@@ -68,7 +68,7 @@ def convolution(x: Array, kernel: Array, stride: int) -> Array:
 
 
 def regrouped(x: Array, kernel: Array, stride: int) -> tuple[Array, Array]:
-    """`x` and `kernel` of an equal convolution of stride 1."""
+    """`x` and `kernel` of an equivalent convolution with stride 1."""
     n, size, _, channels = x.shape
     windows, cells = kernel.shape[0] // stride, size // stride
     x = x[:, : cells * stride, : cells * stride].reshape(n, cells, stride, cells, stride, channels)

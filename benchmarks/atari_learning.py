@@ -1,4 +1,4 @@
-"""What PPO and SV-PPO learn of Atari games in minutes: one command, every game, side by side."""
+"""Scores of PPO and SV-PPO on Atari games after minutes of training."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from nextpolicy.run.job import make_job
 
 ALGOS = ("ppo", "sv-dynamic")
 COLUMNS = ("game", "variant", "round", "env_steps", "seconds", "episode_return", "episodes", "accepted")
-WRITE_EVERY = 10.0  # seconds between two versions of scores.json
-RESERVE = 12.0  # seconds kept for the last files and figures
+WRITE_EVERY = 10.0  # seconds between writes of scores.json
+RESERVE = 12.0  # seconds reserved for the last files and figures
 
 
 class Player:
-    """One game and the two members that learn it, with the rows of their curves."""
+    """One game with two members (PPO and SV-PPO) and the rows of their learning curves."""
 
     def __init__(self, options: argparse.Namespace, game: str) -> None:
         self.game, self.batch = game, options.num_envs * options.learn_rollout_length
         fields: dict[str, Any] = {"algo": ALGOS, **SHORT_RUN, "compute_dtype": options.dtype}
         fields |= {"rollout_length": options.learn_rollout_length, "minibatch_size": options.learn_minibatch_size}
         env_options = {"clip_reward": True, "groups": options.groups, "threads": options.threads}
-        # The learning rate stays and the gate does not decay: nothing goes by how long the run will be.
+        # Learning rate and gate are constant, so that training does not depend on the length of the run.
         self.job = make_job(config(options, game, 10**9, env_options=env_options, **fields))
         assert self.job.env is not None
         self.random = random_games(self.job.env, options.random_games)
@@ -69,15 +69,15 @@ class Player:
 
 
 def learn(options: argparse.Namespace, about: dict[str, Any], out: Path, deadline: float) -> None:
-    """All games in turn, a round each, until the time is up."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what follows `finally` is written
+    """Train all games in turns of one round until the deadline."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the `finally` block runs
     began = written = time.monotonic()
     players: list[Player] = []
     with open(out / "curves.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         try:
-            # One game's emulators start while the other's program is compiled.
+            # The emulators of one game start while the program of another compiles.
             with ThreadPoolExecutor() as threads:
                 players += threads.map(lambda game: first_round(options, game, began), options.games)
             fresh = [row for player in players for row in player.rows]
@@ -102,7 +102,7 @@ def learn(options: argparse.Namespace, about: dict[str, Any], out: Path, deadlin
     try:
         figures(out)
     except ImportError as error:
-        print(f"no figures here ({error}); --part figures draws them from curves.csv", flush=True)
+        print(f"figures: skipped ({error}); draw them later with --part figures", flush=True)
 
 
 def first_round(options: argparse.Namespace, game: str, began: float) -> Player:
@@ -126,7 +126,7 @@ def line(players: list[Player], seconds: float) -> str:
 
 
 def random_games(host: Any, games: int) -> dict[str, float]:
-    """Scores of whole games under uniformly random actions: mean, and standard error of it."""
+    """Mean score of whole games with uniformly random actions, and its standard error."""
     pool, rng = host.start(games), np.random.default_rng(0)
     try:
         pool.reset(seed=1)
@@ -143,7 +143,7 @@ def random_games(host: Any, games: int) -> dict[str, float]:
 
 
 def mean_return(rows: list[dict[str, Any]]) -> float | None:
-    """Mean over the games that ended in these rounds; None if none did."""
+    """Mean score of the games that ended in these rounds; None if there are none."""
     ended = [(row["episode_return"], row["episodes"]) for row in rows if row["episodes"] > 0]
     return sum(mean * count for mean, count in ended) / sum(count for _, count in ended) if ended else None
 
@@ -160,7 +160,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_curves(path: Path) -> dict[str, dict[str, np.ndarray]]:
-    """Per game and variant an array [rounds, 3]: agent steps, mean return, episodes. A torn last line is left out."""
+    """Arrays [rounds, 3] of agent steps, mean return and episodes, by game and variant. Skips incomplete lines."""
     curves: dict[str, dict[str, list[Any]]] = {}
     with open(path, newline="") as file:
         for row in csv.DictReader(file):
@@ -173,7 +173,7 @@ def read_curves(path: Path) -> dict[str, dict[str, np.ndarray]]:
 
 
 def smoothed(points: np.ndarray, share: float = 0.04) -> tuple[np.ndarray, np.ndarray]:
-    """Agent steps, and the mean return of the games that ended in a window of rounds around each."""
+    """Agent steps, and the mean return of the games that ended in a window of rounds around each point."""
     half = max(1, int(share * len(points) / 2))
     ended = points[:, 2]
     total = np.concatenate([[0.0], np.cumsum(np.where(ended > 0, points[:, 1], 0.0) * ended)])
@@ -186,7 +186,7 @@ def smoothed(points: np.ndarray, share: float = 0.04) -> tuple[np.ndarray, np.nd
 
 
 def figures(out: Path) -> None:
-    """learning.png and learning.svg from all curves.csv in `out` and its folders, with the random policy's scores."""
+    """Draw learning.png and learning.svg from all curves.csv in `out` and its subfolders."""
     import json
 
     import matplotlib
@@ -202,8 +202,8 @@ def figures(out: Path) -> None:
         if (path / "scores.json").exists():
             scores |= json.loads((path / "scores.json").read_text())["games"]
     if not curves:
-        return print("no rounds in any curves.csv yet: no figure", flush=True)
-    plt.rcParams["svg.hashsalt"] = "atari"  # the same curves give the same bytes
+        return print("figures: skipped, since no curves.csv has rounds", flush=True)
+    plt.rcParams["svg.hashsalt"] = "atari"  # makes the SVG deterministic
     figure, axes = plt.subplots(1, len(curves), figsize=(5.2 * len(curves), 3.6), squeeze=False, layout="constrained")
     for axis, (game, both) in zip(axes[0], curves.items(), strict=True):
         for (name, points), colour in zip(sorted(both.items()), ("#0072b2", "#d55e00"), strict=False):
@@ -219,5 +219,5 @@ def figures(out: Path) -> None:
     figure.savefig(out / "learning.png", dpi=150)
     figure.savefig(out / "learning.svg", metadata={"Date": None})
     plt.close(figure)
-    print("learning.png and learning.svg are drawn", flush=True)
+    print("wrote learning.png and learning.svg", flush=True)
     return None

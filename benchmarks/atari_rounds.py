@@ -1,4 +1,4 @@
-"""Rounds of training with a stopwatch: what was collected when, who waited for whom, how long learning took."""
+"""Timed training rounds: time spent on emulators, acting, transfers and learning."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nextpolicy.run.job import make_job
 
 
 def start_worker(options: argparse.Namespace, groups: int) -> Worker:
-    """Running emulators of the first game, in so many groups."""
+    """Start the emulators of the first game in `groups` groups."""
     job = make_job(config(options, options.games[0], 10**9, env_options={"groups": groups}))
     assert job.env is not None
     worker = Worker(job.setup, job.env, 0, 0.99)
@@ -27,7 +27,7 @@ def start_worker(options: argparse.Namespace, groups: int) -> Worker:
 
 
 class Contender:
-    """One member with its own loop, advanced a round at a time; its emulators may be others' too, between rounds."""
+    """One member with its own loop, advanced round by round. Contenders may share emulators."""
 
     def __init__(
         self, options: argparse.Namespace, algo: str, torso: str, dtype: str, worker: Worker, compiled: Any
@@ -60,19 +60,19 @@ class Contender:
 
 
 class Stopwatch:
-    """Times of one round of a loop's first member; it wraps the calls it times for as long as it is entered."""
+    """Context manager that times one round of a loop's first member by wrapping its functions."""
 
     def __init__(self, loop: HostLoop) -> None:
         self.loop, self.worker = loop, loop.workers[0]
         self.waited = self.acted = 0.0
-        self.at_work: list[tuple[float, float]] = []  # from send to finished, of every group and step
+        self.at_work: list[tuple[float, float]] = []  # (sent, finished) of every group and step
 
     def __enter__(self) -> None:
         self.loop._round = self._round  # type: ignore[method-assign]
         self.begin = self.began = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        del self.loop._round  # the method itself again
+        del self.loop._round  # restores the method
         self.end = time.perf_counter()
 
     def _round(self, member: int, agent: Any, explore: bool = False) -> Any:
@@ -116,10 +116,10 @@ class Stopwatch:
         return {
             "s round": self.end - self.begin,
             "s collect": collect,
-            "s wait for emulators": self.waited,  # of collect: the driving thread has nothing to do
-            "s start acting, upload": self.acted,  # of collect: calls that start the policy, with the observations
+            "s wait for emulators": self.waited,  # part of collect: the main thread is idle
+            "s start acting, upload": self.acted,  # part of collect: dispatch of the policy, with observations
             "s fetch, send, note": collect - self.waited - self.acted,
-            "s no emulator at work": collect - union,  # of collect: all of them wait for actions
+            "s no emulator at work": collect - union,  # part of collect: all emulators wait for actions
             "s learn": self.learned - self.collected,
             "s other": self.end - self.begin - collect - (self.learned - self.collected),
             "groups at work": sum(stop - start for start, stop in self.at_work) / collect,
@@ -129,7 +129,7 @@ class Stopwatch:
 
 
 class Watched:
-    """A pool whose sends and receives are noted."""
+    """A pool that records the times of sends and receives."""
 
     def __init__(self, pool: Any, watch: Stopwatch) -> None:
         self.pool, self.watch, self.num_envs, self.sent = pool, watch, pool.num_envs, 0.0
@@ -147,7 +147,7 @@ class Watched:
 
 
 def act_seconds(contender: Contender, repeats: int = 30) -> dict[str, float]:
-    """Milliseconds from observations to actions for one group while no emulator runs, with the upload and without."""
+    """Milliseconds from observations to actions of one group while emulators are idle, with and without upload."""
     loop, worker = contender.loop, contender.loop.workers[0]
     agent = jax.tree.map(lambda x: x[0], contender.state.agent)
     _, noise = loop.compiled.begin(agent, explore=False)
@@ -167,6 +167,6 @@ def act_seconds(contender: Contender, repeats: int = 30) -> dict[str, float]:
 
 
 def _cpu() -> float:
-    """Seconds of processor time of this process, all threads."""
+    """CPU seconds of this process, all threads."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime

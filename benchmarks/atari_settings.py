@@ -1,4 +1,4 @@
-"""What the parts of the Atari benchmark share: its settings, and how it writes."""
+"""Settings and file writing of the Atari benchmark."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from nextpolicy.config import TrainConfig, presets
 
-# The paper's settings are for 5e7 steps. A run of minutes has a fiftieth of that: the settings with which PPO is
-# commonly shown to learn these games (clipped rewards, gamma .99, 32 gradient steps per 2048 samples, a learning rate
-# that stays), and a gate that opens within a few rounds.
+# The paper's settings are for 5e7 steps. A run of minutes has about 1e6 steps, so this uses common PPO settings for
+# Atari (clipped rewards, gamma .99, 32 gradient steps per 2048 samples, constant learning rate) and a gate that accepts
+# within a few rounds.
 SHORT_RUN: dict[str, Any] = {
     "learning_rate": 2.5e-4,
     "learning_rate_final": 2.5e-4,
@@ -26,7 +26,7 @@ SHORT_RUN: dict[str, Any] = {
 
 
 def config(options: argparse.Namespace, game: str, total: int, **fields: Any) -> TrainConfig:
-    """The paper's Atari settings with a network and a length that fit the time."""
+    """The paper's Atari settings with another network and length."""
     env_options = {"image_size": options.image_size, "threads": options.threads, **fields.pop("env_options", {})}
     torso = fields.get("torso", options.torso)
     defaults = {
@@ -42,7 +42,7 @@ def config(options: argparse.Namespace, game: str, total: int, **fields: Any) ->
 
 
 def write(path: Path, value: Any) -> None:
-    """Whole or not at all."""
+    """Write JSON atomically."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps(value, indent=2, default=str) + "\n")
     part.replace(path)

@@ -1,10 +1,10 @@
-"""Which settings bring out what the source reports on Four Rooms? PPO and dynamic SV-PPO, one change at a time.
+"""Sensitivity of the paper's Four Rooms results to settings: PPO and dynamic SV-PPO, one change at a time.
 
     python benchmarks/four_rooms_sweep.py [--out results/four-rooms] [--seeds 8] [--rounds 195] [--minutes 0]
 
-Settings that differ only in traced numbers train in one program. After every program the results so far are on disk
-(`sweep_members.csv`: a line per member; `sweep.csv` and `sweep.md`: per setting and algorithm); a setting that is
-there already, with as many seeds and rounds, is not run again.
+Settings that differ only in traced fields are trained in one program. Results are written after every program:
+`sweep_members.csv` has one row per member, `sweep.csv` and `sweep.md` one row per setting. Settings that already have
+results with the same numbers of seeds and rounds are skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # members are solved side by side already
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # members are already solved in parallel
 
 import jax
 import numpy as np
@@ -35,11 +35,11 @@ ALGOS = ("ppo", "sv-dynamic")
 
 
 def batch(num_envs: int, **more: Any) -> dict[str, Any]:
-    """More environments, and still four minibatches of an epoch."""
+    """Another number of environments, with four minibatches per epoch."""
     return {"num_envs": num_envs, "minibatch_size": num_envs * 128 // 4, **more}
 
 
-# Settings of one group differ in traced numbers only: they are members of one population.
+# The settings of a group differ only in traced fields, so they are trained as one population.
 GROUPS: list[dict[str, dict[str, Any]]] = [
     {
         "spec's settings (batch 1024)": {},
@@ -66,7 +66,7 @@ def configuration(changes: dict[str, Any], seeds: int, rounds: int) -> TrainConf
 
 
 def run_group(configs: dict[str, TrainConfig]) -> dict[str, list[dict[str, Any]]]:
-    """Train the group as one population; the lines of each setting's members."""
+    """Train the group as one population. Returns the rows of the members of each setting."""
     first = next(iter(configs.values()))
     env = envs.make("four-rooms", **first.environment.env_options)
     setup = Setup(first, env.spec, nets.build(env.spec, first.net), env)
@@ -77,7 +77,7 @@ def run_group(configs: dict[str, TrainConfig]) -> dict[str, list[dict[str, Any]]
     _, *outcome = program.block(program.init(seeds), first.num_rounds)
     metrics, tables = jax.tree.map(np.asarray, outcome)
     if not metrics["finite"].all():
-        raise FloatingPointError("training was not finite")
+        raise FloatingPointError("metrics: expected finite numbers, got NaN or infinity")
     run = exact.trajectory(start, tables, metrics["accepted"])
     lines, done = {}, 0
     for name, config in configs.items():
@@ -91,7 +91,7 @@ def run_group(configs: dict[str, TrainConfig]) -> dict[str, list[dict[str, Any]]
 
 
 def table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Per setting: both algorithms' medians with intervals, and the paired difference of the bottom-left gap."""
+    """One row per setting: medians of both algorithms with intervals, and paired differences of the bottom-left gap."""
     lines = []
     for setting in dict.fromkeys(r["setting"] for r in rows):
         mine = [r for r in rows if r["setting"] == setting]
@@ -121,7 +121,7 @@ COLUMNS = (
 
 
 def write(out: Path, rows: list[dict[str, Any]]) -> None:
-    """All three files, whole or not at all."""
+    """Write all three files, each atomically."""
     _write_csv(out / "sweep_members.csv", rows)
     lines = table(rows)
     flat = []
@@ -179,7 +179,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The members on disk, numbers as numbers."""
+    """The rows of a CSV file, with numbers and booleans converted."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
@@ -200,8 +200,10 @@ def main() -> int:
     parser.add_argument("--out", default="results/four-rooms", type=Path)
     parser.add_argument("--seeds", default=8, type=int)
     parser.add_argument("--rounds", default=195, type=int)
-    parser.add_argument("--only", default="", help="Only groups with a setting whose name contains this.")
-    parser.add_argument("--minutes", default=0.0, type=float, help="Start no new program after this long; 0: no limit.")
+    parser.add_argument("--only", default="", help="Run only groups with a setting whose name contains this.")
+    parser.add_argument(
+        "--minutes", default=0.0, type=float, help="Start no new program after this time; 0 for no limit."
+    )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     rows = read(options.out / "sweep_members.csv")
@@ -214,12 +216,12 @@ def main() -> int:
         if set(group) <= known or not any(options.only in name for name in group):
             continue
         if options.minutes and time.monotonic() - started > 60 * options.minutes:
-            print(f"out of time before {', '.join(group)}; the same command goes on from here", flush=True)
+            print(f"time limit reached before {', '.join(group)}; run the same command to continue", flush=True)
             return 3
         begun = time.monotonic()
         try:
             lines = run_group({n: configuration(c, options.seeds, options.rounds) for n, c in group.items()})
-        except Exception as error:  # one setting that cannot run must not cost the others
+        except Exception as error:  # a setting that fails must not stop the others
             failed += 1
             print(f"[{number}/{len(GROUPS)}] {', '.join(group)}: FAILED, {type(error).__name__}: {error}", flush=True)
             continue

@@ -1,11 +1,11 @@
-"""Our PPO against PureJaxRL's on many configurations of one machine, in minutes.
+"""Compares PPO of nextpolicy with that of PureJaxRL on many configurations on one machine, in minutes.
 
     python benchmarks/matrix.py --purejaxrl CHECKOUT --out matrix.json brax/hopper:12 gymnax/Breakout-MinAtar:16
 
-Compiling takes far longer than measuring, so each configuration is a process of its own and all of them compile at the
-same time; then they measure one after another, both contenders in turns in one process, while the others wait. Work is
-ENV[@BACKEND]:MEMBERS[:CONTENDER,CONTENDER...]; gymnax environments use PureJaxRL's network, an MLP of 64 and 64, and
-normalise nothing, as it does. A row says `beside_compiling` where others were still compiling when it was measured.
+Compilation takes far longer than measurement, so each configuration has its own process and all compile in parallel.
+Then the processes measure one after another; within a process, contenders take turns. Work is
+ENV[@BACKEND]:MEMBERS[:CONTENDER,CONTENDER...]. On gymnax environments, nextpolicy uses PureJaxRL's network, an MLP with
+layers of 64 and 64, and no normalisation. `beside_compiling` marks rows measured while others were still compiling.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 SAME_WORK = {"torso": "mlp", "hidden": "64,64", "activation": "tanh", "layer_norm": "false"}
 SAME_WORK |= {"normalise_obs": "false", "normalise_reward": "false"}
-SHORT_START = {"warmup_steps": 10}  # one round of warm-up and not a hundred: the program is the same
+SHORT_START = {"warmup_steps": 10}  # 1 round of warm-up instead of 100, with the same program
 
 
 def main() -> None:
@@ -31,10 +31,10 @@ def main() -> None:
     parser.add_argument("work", nargs="+", help="ENV[@BACKEND]:MEMBERS[:CONTENDERS]")
     parser.add_argument("--purejaxrl", required=True)
     parser.add_argument("--out", required=True, help="JSON file; must not exist")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of one measurement")
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--wait", type=float, default=400.0, help="seconds after which measuring starts regardless")
-    parser.add_argument("--turns", help=argparse.SUPPRESS)  # a worker's folder
+    parser.add_argument("--wait", type=float, default=400.0, help="maximum seconds to wait for compilation")
+    parser.add_argument("--turns", help=argparse.SUPPRESS)  # shared folder of the workers
     options = parser.parse_args()
     if options.turns is not None:
         work(options, options.work[0])
@@ -47,7 +47,7 @@ def main() -> None:
         parser.error(str(error))
     failed = conduct(options)
     if not Path(options.out).read_text():
-        Path(options.out).unlink()  # nothing was measured: nothing is in the way of the next attempt
+        Path(options.out).unlink()  # nothing was measured, so that the file does not block the next run
     if failed:
         sys.exit(f"failed: {' '.join(failed)}")
 
@@ -57,7 +57,7 @@ def read(description: str) -> tuple[str, str, int, list[str], dict[str, Any]]:
     env, _, rest = description.partition(":")
     count, _, names = rest.partition(":")
     if not count.isdigit() or not int(count):
-        raise ValueError(f"work: got {description}, takes ENV[@BACKEND]:MEMBERS[:CONTENDER,CONTENDER...]")
+        raise ValueError(f"work: expected ENV[@BACKEND]:MEMBERS[:CONTENDER,CONTENDER...], got {description}")
     env, _, backend = env.partition("@")
     fields: dict[str, Any] = dict(SAME_WORK) if env.startswith("gymnax/") else dict(SHORT_START)
     fields |= {"env_options": {"backend": backend}} if backend else {}
@@ -65,19 +65,20 @@ def read(description: str) -> tuple[str, str, int, list[str], dict[str, Any]]:
 
 
 def check(options: argparse.Namespace, description: str) -> None:
-    """Raise where a contender cannot do the work, or would do another."""
+    """Raise if a contender does not support the work."""
     from nextpolicy.bench import comparison
     from nextpolicy.bench.work import Work
 
     env, _, members, names, fields = read(description)
     for name in names:
         if name not in (*comparison.OWN, "purejaxrl"):
-            raise ValueError(f"work: got {description}, takes contenders of {', '.join(comparison.OWN)}, purejaxrl")
+            known = ", ".join((*comparison.OWN, "purejaxrl"))
+            raise ValueError(f"work: expected contenders among {known}, got {description}")
         comparison.check(name, Work(env, members, fields), comparison.Options(purejaxrl=options.purejaxrl))
 
 
 def conduct(options: argparse.Namespace) -> list[str]:
-    """Start a process for each work, wait until all have compiled, let them measure one by one; those that failed."""
+    """Start a process per work, wait for compilation, and let them measure in turn. Returns the works that failed."""
     with tempfile.TemporaryDirectory() as turns:
         base = [sys.executable, __file__, "--purejaxrl", options.purejaxrl, "--turns", turns, "--out", options.out]
         base += ["--seconds", str(options.seconds), "--repeats", str(options.repeats)]
@@ -95,7 +96,7 @@ def conduct(options: argparse.Namespace) -> list[str]:
 
 
 def work(options: argparse.Namespace, description: str) -> None:
-    """Compile the contenders, wait for the turn, measure, and add the rows to the results."""
+    """Compile the contenders, wait for the turn, measure, and append the rows to the results."""
     turns = Path(options.turns)
     compiling = turns / f"compiling-{os.getpid()}"
     compiling.touch()
@@ -122,7 +123,7 @@ def work(options: argparse.Namespace, description: str) -> None:
 
 
 def compiled(options: argparse.Namespace, description: str) -> tuple[list[Any], dict[str, int]]:
-    """The contenders, with all compiled that they will run, and how many rounds each is to do in a turn."""
+    """The compiled contenders, and the number of rounds of each per turn."""
     from nextpolicy.bench.comparison import Options, make
     from nextpolicy.bench.measure import lengths
     from nextpolicy.bench.work import Work

@@ -1,11 +1,11 @@
-"""Where a round goes: collecting, evaluating the target, the gradient steps, all of learning, each timed on its own,
-and the whole of it as training runs it.
+"""Times the parts of a round separately (collection, evaluation of the target, gradient steps, all of learning), and a
+whole round of the training program.
 
     python benchmarks/parts.py brax/hopper:36 brax/hopper:36:compute_dtype=bfloat16
     python benchmarks/parts.py gymnax/Breakout-MinAtar:16:torso=mlp:hidden=64,64 --kernels 15
 
-A work is ENV[:MEMBERS[:NAME=VALUE...]], as for `nextpolicy bench`. With `--kernels K` the K kernels that take the most
-time in each part are listed, with how often they ran: what the profiler of the device says about one call.
+A work is ENV[:MEMBERS[:NAME=VALUE...]], as in `nextpolicy bench`. `--kernels K` lists the K slowest kernels of each
+part and their number of launches, from a profile of one call.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args()
     if options.repeats < 1:
-        parser.error(f"repeats: got {options.repeats}, takes a whole number of at least 1")
+        parser.error(f"repeats: expected a whole number of at least 1, got {options.repeats}")
     try:
         works = parse_works(options.work, "1", "", [])
         jobs = [make_job(presets.build(w.env, algo="sv-dynamic", seeds=w.members, **w.fields)) for w in works]
@@ -55,7 +55,7 @@ def main() -> None:
         parser.error(str(error))
     for work, job in zip(works, jobs, strict=True):
         if job.env is not None:
-            parser.error(f"work: got {work.env}, takes an environment that runs inside XLA; see benchmarks/atari.py")
+            parser.error(f"work: expected an environment that runs inside XLA, got {work.env}; see benchmarks/atari.py")
     for work, job in zip(works, jobs, strict=True):
         device = f"{jax.devices()[0].device_kind}, JAX {jax.__version__}"
         print(f"{work.title}, {work.members} members  ({device})", flush=True)
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def time_parts(job: Job, options: argparse.Namespace) -> None:
-    """Compile, run and print each part; the later ones work on what the earlier ones returned."""
+    """Compile, time and print each part. Later parts use the outputs of earlier parts."""
     setup, hypers = job.setup, jax.tree.map(jnp.asarray, job.hypers)
     state = jax.jit(jax.vmap(lambda h, s: member_init(setup, h, s)))(hypers, jnp.asarray(job.seeds))
     mode = population_mode(job.config.run.population)
@@ -97,7 +97,7 @@ def time_parts(job: Job, options: argparse.Namespace) -> None:
 
 
 def time_round(job: Job, options: argparse.Namespace) -> None:
-    """Print a whole round, by the program that training runs."""
+    """Time and print a whole round of the training program."""
     program = job.program()
     state = [program.init(jnp.asarray(job.seeds))]
 
@@ -111,14 +111,14 @@ def time_round(job: Job, options: argparse.Namespace) -> None:
 
 
 def tell(name: str, call: Callable[[], Any], options: argparse.Namespace) -> None:
-    """Print how long a call takes, and its kernels where they are asked for."""
+    """Print the time of a call, and its kernels if `--kernels` is given."""
     print(f"  {name:<10}{1e3 * seconds(call, options.repeats):9.2f} ms", flush=True)
     if options.kernels:
         print(kernels(call, options.kernels), flush=True)
 
 
 def seconds(call: Callable[[], Any], repeats: int) -> float:
-    """Median over three of the mean time of a call."""
+    """The mean time of a call; median of three measurements."""
     times = []
     for _ in range(3):
         started = time.perf_counter()
@@ -130,7 +130,7 @@ def seconds(call: Callable[[], Any], repeats: int) -> float:
 
 
 def kernels(call: Callable[[], Any], count: int) -> str:
-    """The kernels of one call that take the most time, as the profiler names them."""
+    """The slowest kernels of one call, from the profiler."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             jax.block_until_ready(call())

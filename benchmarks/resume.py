@@ -1,10 +1,10 @@
-"""Whether a killed and resumed run equals one that was not, bit for bit, on the machine at hand.
+"""Tests whether a killed and resumed run equals an uninterrupted run bit for bit on this machine.
 
     python benchmarks/resume.py brax/hopper --out FOLDER --seeds 12 --total-env-steps 2e6
 
-Three runs in FOLDER, further options are those of `nextpolicy train`: one to its end; one killed (SIGKILL) once it has
-kept a checkpoint, and resumed by another process; one to its end with nothing cached, which says whether compiling
-anew changes the numbers (autotuning may choose other kernels). The tests do the same on a CPU.
+Further options are those of `nextpolicy train`. FOLDER gets three runs: an uninterrupted run; a run that is killed
+(SIGKILL) after a checkpoint and resumed by another process; and an uninterrupted run without compilation cache, which
+shows whether recompilation changes the numbers, since autotuning may choose other kernels.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the runs; must not exist")
     options, fields = parser.parse_known_args()
     if options.out.exists():
-        parser.error(f"out: {options.out} exists, takes a new folder; nothing was written")
+        parser.error(f"out: expected a new folder, got {options.out}, which exists; nothing was written")
     train = [*COMMAND, "train", options.env, *fields, "--quiet", "--out"]
     whole, killed, anew = (str(options.out / name) for name in ("whole", "killed", "anew"))
     if subprocess.run([*train, whole], check=False).returncode:
-        sys.exit("the first run failed, and said why")
+        sys.exit("the first run failed; see its error above")
     kill_after_a_checkpoint([*train, killed], Path(killed))
     subprocess.run([*COMMAND, "resume", killed, "--quiet"], check=True)
     with tempfile.TemporaryDirectory() as nothing:
@@ -40,13 +40,13 @@ def main() -> None:
 
 
 def kill_after_a_checkpoint(command: list[str], folder: Path) -> None:
-    """Start, wait for a checkpoint to be whole, and kill."""
+    """Start the run, wait for a complete checkpoint, and kill the run."""
     import nextpolicy
 
     process = subprocess.Popen(command)
     while not any((folder / "checkpoints").glob("*.json")):
         if process.poll() is not None:
-            sys.exit("the run ended before it kept a checkpoint: give it more steps")
+            sys.exit("the run ended before its first checkpoint; increase --total-env-steps")
         time.sleep(0.01)
     process.kill()
     process.wait()
@@ -55,7 +55,7 @@ def kill_after_a_checkpoint(command: list[str], folder: Path) -> None:
 
 
 def compare(a: str, b: str) -> str:
-    """How two runs differ: in their metrics, speed aside, and in their agents."""
+    """The differences between two runs in metrics (except speed) and agents."""
     import jax
     import numpy as np
 

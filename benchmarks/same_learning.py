@@ -1,10 +1,10 @@
-"""Whether an optimisation changed what is learned: the same seeds before and after, curve beside curve.
+"""Tests whether an optimisation changes learning: compares learning curves of variants with the same seeds.
 
     python benchmarks/same_learning.py brax/hopper compute_dtype=float32 compute_dtype=auto --steps 1e7 --out D
 
 Each variant is a set of config fields, joined by ":". Prints the mean episode return over the last tenth of training
-with a 95 % interval over seeds (Student's), and the difference to the first variant with its own (Welch's); the file
-curves-ENV.csv holds all.
+with a 95 % interval over seeds (Student's t), and the difference from the first variant with its interval (Welch's t).
+The curves are written to curves-ENV.csv.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from scipy.stats import t
 from nextpolicy.config import presets
 from nextpolicy.run.job import make_job
 
-POINTS = 50  # of each curve that is kept
+POINTS = 50  # points per curve in the file
 
 
 def main() -> None:
@@ -37,13 +37,13 @@ def main() -> None:
     parser.add_argument("--out", required=True, help="folder for curves-ENV.csv; must exist")
     options = parser.parse_args()
     if options.seeds < 2 or len(set(options.variants)) < len(options.variants):
-        parser.error("takes two seeds or more, and variants that differ")
+        parser.error("seeds, variants: expected at least 2 seeds and distinct variants")
     if not all("=" in pair for v in options.variants for pair in v.split(":")):
-        parser.error(f"variants: got {' '.join(options.variants)}, takes FIELD=VALUE[:FIELD=VALUE...]")
+        parser.error(f"variants: expected FIELD=VALUE[:FIELD=VALUE...], got {' '.join(options.variants)}")
     try:
         file = (Path(options.out) / f"curves-{options.env.replace('/', '-')}.csv").open("x", newline="")
     except OSError as error:
-        parser.error(f"out: {error}; takes a folder that exists and has no such file")
+        parser.error(f"out: expected an existing folder without this file, got {error}")
     with file:
         curves = {v: train(options, dict(pair.split("=", 1) for pair in v.split(":"))) for v in options.variants}
         report(options.env, curves)
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def train(options: argparse.Namespace, fields: dict[str, str]) -> np.ndarray:
-    """Mean episode return of the finished episodes of each round [seeds, rounds], NaN where none finished."""
+    """Mean return of the episodes that ended in each round [seeds, rounds]; NaN if there are none."""
     started = time.perf_counter()
     config = presets.build(
         options.env, algo=options.algo, seeds=options.seeds, total_env_steps=int(options.steps), **fields

@@ -1,10 +1,10 @@
-"""Whether two revisions train the same, bit for bit: every metric of every round on one CPU device.
+"""Tests whether two revisions train equally bit for bit: compares all metrics of all rounds on one CPU device.
 
     python benchmarks/same_metrics.py CHECKOUT [--rounds 20] [--only ENV]
 
-CHECKOUT is another working copy (`git worktree add`). Both are run by this Python, one process each, on the
-environments below with PPO, static and dynamic SV-PPO, two seeds. Prints a line for each environment and ends with 1 if
-a number differs.
+CHECKOUT is another working copy (`git worktree add`). Both revisions run in this Python, one process each, on the
+environments in WORK with PPO, static SV-PPO and dynamic SV-PPO, two seeds each. Prints a line per environment and exits
+with 1 if any number differs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pandas as pd
 
-# Presets, with fewer environments where a CPU would take minutes.
+# Changes of the presets: fewer environments if a CPU would take minutes.
 WORK = {
     "gymnax/CartPole-v1": {},
     "gymnax/Pendulum-v1": {},
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def metrics(root: Path, env: str, rounds: int, out: Path) -> pd.DataFrame:
-    """All rows of a run by the code in `root`."""
+    """The metrics of a run with the code in `root`."""
     one = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
     settings = {**os.environ, **one, "PYTHONPATH": str(root / "src"), "NEXTPOLICY_KEEP_TRACED": "0"}
     subprocess.run([sys.executable, "-c", TRAIN, env, str(rounds), str(out), repr(WORK[env])], env=settings, check=True)
@@ -70,7 +70,7 @@ def metrics(root: Path, env: str, rounds: int, out: Path) -> pd.DataFrame:
 
 
 def compare(here: pd.DataFrame, there: pd.DataFrame) -> str:
-    """`equal, N numbers`, or what differs and by how much."""
+    """`equal, N numbers`, or a description of the first difference."""
     shared = [name for name in there if name in here]
     if here.shape[0] != there.shape[0] or len(shared) < there.shape[1]:
         return f"differs: {here.shape[0]} rows against {there.shape[0]}, columns {set(there) - set(here)} are missing"

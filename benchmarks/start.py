@@ -1,14 +1,14 @@
-"""How long a start takes, from a configuration to the first rounds done; run it twice to see what the caches save.
+"""Start-up time, from a configuration to the end of the first rounds. Run it twice to measure the effect of the caches.
 
-    python benchmarks/start.py brax/hopper:12 --cache FOLDER         the first time: compiles
-    python benchmarks/start.py brax/hopper:12 --cache FOLDER         the second
-    python benchmarks/start.py brax/hopper:12 --purejaxrl CHECKOUT   PureJaxRL's, on the same work
+    python benchmarks/start.py brax/hopper:12 --cache FOLDER         first run: compiles
+    python benchmarks/start.py brax/hopper:12 --cache FOLDER         second run: uses the cache
+    python benchmarks/start.py brax/hopper:12 --purejaxrl CHECKOUT   PureJaxRL on the same work
 
-With NEXTPOLICY_KEEP_TRACED=0, twice on a folder of its own, it tells what JAX's own cache saves.
+Two runs with NEXTPOLICY_KEEP_TRACED=0 and another folder measure the effect of JAX's compilation cache alone.
 
-A work is ENV:MEMBERS and then config fields. Without --cache nothing is kept. Imports and the start of the device are
-told apart: they are the same for everybody. Tracing, lowering and compiling are what JAX itself says they took, summed
-over threads.
+A work is ENV:MEMBERS followed by config fields. Without --cache, nothing is cached. The time of imports and device
+initialisation is shown separately, since it is the same for all contenders. The times of tracing, lowering and
+compiling are reported by JAX and summed over threads.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", help="ENV:MEMBERS[:FIELD=VALUE...]")
     parser.add_argument("--cache", help="folder of compiled and traced programs")
-    parser.add_argument("--purejaxrl", help="a checkout: its start instead of ours")
+    parser.add_argument("--purejaxrl", help="checkout of PureJaxRL, to measure instead of nextpolicy")
     options = parser.parse_args()
     env, _, rest = options.work.partition(":")
     members, *pairs = rest.split(":")
     if not members.isdigit() or not all("=" in pair for pair in pairs):
-        parser.error(f"work: got {options.work}, takes ENV:MEMBERS[:FIELD=VALUE...]")
+        parser.error(f"work: expected ENV:MEMBERS[:FIELD=VALUE...], got {options.work}")
     fields: dict[str, Any] = dict(pair.split("=", 1) for pair in pairs)
     clock = Clock()
     if options.cache:
@@ -69,11 +69,11 @@ def ours(clock: Clock, env: str, members: int, fields: dict[str, Any]) -> None:
 
 
 def prepare(env: str, peer: bool) -> None:
-    """Import what the contender imports, and wake the device."""
+    """Import the contender's dependencies and initialise the device."""
     from nextpolicy.envs.brax import import_brax
     from nextpolicy.envs.gymnax import import_gymnax
 
-    if env.startswith("brax/") or peer:  # PureJaxRL's script imports it whatever it trains on
+    if env.startswith("brax/") or peer:  # PureJaxRL's scripts always import it
         import_brax()
     if env.startswith(("gymnax/", "brax/")):
         import_gymnax()
@@ -81,7 +81,7 @@ def prepare(env: str, peer: bool) -> None:
 
 
 class Clock:
-    """Laps of the wall clock."""
+    """Lap times of the wall clock."""
 
     def __init__(self) -> None:
         self.before, self.laps, self.total = time.perf_counter(), list[tuple[str, float]](), 0.0
