@@ -36,7 +36,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as nothing:
         subprocess.run([*train, anew], check=True, env={**os.environ, "JAX_COMPILATION_CACHE_DIR": nothing})
     print(f"killed and resumed: {compare(whole, killed)}")
-    print(f"compiled anew:      {compare(whole, anew)}")
+    print(f"recompiled:         {compare(whole, anew)}")
 
 
 def kill_after_a_checkpoint(command: list[str], folder: Path) -> None:

@@ -185,7 +185,7 @@ def _load(name: str, path: Path) -> Any:
 
 
 def _legacy_gymnax(name: str) -> Any:
-    """A gymnax 1.x environment with the five-value step of 0.x, where a time limit counts as termination."""
+    """A gymnax 1.x environment with the five-value step of 0.x; a time limit counts as termination."""
     gymnax = import_gymnax()
     env, params = gymnax.make(name)
 

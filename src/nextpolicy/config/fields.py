@@ -133,7 +133,7 @@ OTHER_NAMES: dict[str, str] = {
 
 
 def nearest(got: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` if a known name is close to `got` or is the name here for it, else an empty string."""
+    """`; did you mean 'x'?` if a known name is close to `got` or replaces it (`OTHER_NAMES`), else an empty string."""
     known = list(known)
     ours = OTHER_NAMES.get(_bare(got), "")
     same = [name for name in known if _bare(name) == (ours or _bare(got))]
