@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -124,22 +125,22 @@ def complaint(capsys, *arguments):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["four-rooms", "--rounds", "0"], "rounds: expected a whole number of at least 1, got 0"),
+        (["four-rooms", "--rounds", "0"], "rounds: expected a whole number of at least 1 .*, got 0"),
         (["four-rooms", "--rounds", "many"], "--rounds"),
-        (["four-rooms", "--noise", "loud"], "noise: expected one of, got 'loud'"),
-        (["four-rooms", "--seeds", "0"], "seeds: got 0"),
+        (["four-rooms", "--noise", "loud"], "noise: expected one of .*, got 'loud'"),
+        (["four-rooms", "--seeds", "0"], "seeds: expected .*, got 0"),
         (["four-rooms", "--seedz", "2"], "unknown option '--seedz'; did you mean '--seeds'"),
         (["four-rooms", "--algo", "ppo"], "unknown option '--algo'"),
         (["four-rooms", "--resume", "nowhere"], "nowhere is not a run folder"),
         (["four-rooms", "--resume", "nowhere", "--seeds", "2"], "--resume: expected no other settings"),
-        (["theory", "--cases", "0"], "cases: got 0"),
-        (["theory", "--repeats", "0"], "repeats: got 0"),
+        (["theory", "--cases", "0"], "cases: expected .*, got 0"),
+        (["theory", "--repeats", "0"], "repeats: expected .*, got 0"),
         (["maze"], "unknown study 'maze'"),
     ],
 )
 def test_bad_input_is_one_line(capsys, tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
-    assert words in complaint(capsys, *arguments)
+    assert re.search(words, complaint(capsys, *arguments))
     assert not (tmp_path / "runs").exists()
 
 
@@ -147,7 +148,7 @@ def test_another_run_is_not_a_study(tiny, tmp_path, capsys):
     other = tmp_path / "run"
     other.mkdir()
     (other / "config.json").write_text((tiny.path / "config.json").read_text())
-    assert "not a Four Rooms study" in complaint(capsys, "four-rooms", "--resume", other)
+    assert "expected the folder of a Four Rooms study" in complaint(capsys, "four-rooms", "--resume", other)
 
 
 def test_statements_that_hold_hold_and_the_others_do_not():
@@ -209,7 +210,7 @@ def test_the_learning_critic_remembers():
     second = critic(mdp, pi, mu, rng)
     np.testing.assert_allclose(second[1:], (1 - (1 - share) ** 2) * truth[1:])
     np.testing.assert_array_equal(second[0], 0.0)
-    with pytest.raises(ValueError, match="sigma: got -1"):
+    with pytest.raises(ValueError, match=r"sigma: expected .*, got -1"):
         compare.LearningCritic(-1.0, 10.0)
 
 

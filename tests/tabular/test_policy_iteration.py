@@ -202,15 +202,18 @@ def test_bad_arguments(rng):
         )
     )
     for call, message in [
-        (lambda: run(rounds=0), "rounds: got 0"),
-        (lambda: run(rounds=2.0), "rounds: got 2.0"),
+        (lambda: run(rounds=0), "rounds: expected .*, got 0"),
+        (lambda: run(rounds=2.0), "rounds: expected .*, got 2.0"),
         (lambda: run(pi=np.stack([pi, pi])), "pi: expected one policy .*, got shape"),
-        (lambda: run(evaluate=lambda *_: np.zeros(8)), r"q from evaluate: got shape \(8,\)"),
-        (lambda: run(evaluate=lambda *_: np.full((8, 3), np.nan)), "q from evaluate: got nan"),
-        (lambda: run(improve=lambda q, policy, mu: q * 0), "policy from improve: got probabilities that sum to 0"),
-        (lambda: gated(rounds=-1), "rounds: got -1"),
-        (lambda: gated(pi=pi[:3]), "pi: got shape"),
-        (lambda: gated(improve=lambda q, policy, mu: -policy), "policy from improve: got a negative"),
+        (lambda: run(evaluate=lambda *_: np.zeros(8)), r"q from evaluate: expected .*, got shape \(8,\)"),
+        (lambda: run(evaluate=lambda *_: np.full((8, 3), np.nan)), "q from evaluate: expected .*, got nan"),
+        (
+            lambda: run(improve=lambda q, policy, mu: q * 0),
+            "policy from improve: expected .*, got probabilities that sum to 0",
+        ),
+        (lambda: gated(rounds=-1), "rounds: expected .*, got -1"),
+        (lambda: gated(pi=pi[:3]), "pi: expected .*, got shape"),
+        (lambda: gated(improve=lambda q, policy, mu: -policy), "policy from improve: expected .*, got a negative"),
         (lambda: noisy_evaluation(-1.0), "sigma: expected .*, got -1.0"),
         (lambda: noisy_evaluation(1.0, samples=np.inf), "samples: expected .*, got inf"),
         (lambda: conservative_step(1.0), "gamma: expected .*, got 1.0"),
