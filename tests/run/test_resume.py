@@ -41,6 +41,27 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> nextpolicy.Run:
     return nextpolicy.train(**small(), out=tmp_path_factory.mktemp("runs") / "whole")
 
 
+def test_checkpoints_of_another_version_are_refused_in_one_line_and_its_metrics_are_not(
+    uninterrupted: nextpolicy.Run, tmp_path: Path
+) -> None:
+    """Version 0.1 wrote no `state_format`."""
+    old = tmp_path / "old"
+    shutil.copytree(uninterrupted.path, old)
+    for path in (old / "checkpoints").glob("*.json"):
+        manifest = runfiles.read_manifest(path)
+        runfiles.write_manifest(path, {k: v for k, v in manifest.items() if k not in ("state_format", "digest")})
+    run = nextpolicy.load(old)
+    assert run.scores().equals(uninterrupted.scores())
+    refusal = r"was written by nextpolicy \S+, whose checkpoints \S+ cannot read; install nextpolicy \S+ to resume"
+    with pytest.raises(RunError, match=refusal):
+        run.policy()
+    folder.RunFolder.open(old).set_status("stopped", rounds_done=10)
+    before = contents(old)
+    with pytest.raises(RunError, match=refusal):
+        nextpolicy.resume(old, quiet=True)
+    assert contents(old) == before, "a refused folder stays as it was"
+
+
 def killed_in(
     out: Path, patch: pytest.MonkeyPatch, module: Any, name: str, call: int, after: bool = False, **fields: Any
 ) -> None:

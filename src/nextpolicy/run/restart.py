@@ -118,7 +118,7 @@ def check_state(folder: RunFolder) -> None:
         wrote = folder.raw_config().get("about", {}).get("nextpolicy", "an unknown version")
         raise RunError(
             f"run: {folder.path} was written by nextpolicy {wrote}, whose checkpoints {__version__} cannot read; "
-            "install that version for its policies, metrics and report work with this one"
+            f"install nextpolicy {wrote} to resume or evaluate it; metrics and reports work with this version"
         )
 
 
