@@ -11,7 +11,7 @@ run: .venv/installed-run
 	$(BIN)/nextpolicy study four-rooms --seeds 2
 
 test: lint types
-	$(BIN)/python -m pytest -n 2 --dist loadfile --cov=nextpolicy --cov-report=
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cov=nextpolicy --cov-report=
 	@echo "coverage: $$($(BIN)/coverage report --format=total) % of the lines of src/nextpolicy"
 
 test-slow: .venv/installed-dev

@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "loop": _TRAINING,
     "report": _CONFIG,
     "run": _TRAINING | {"tabular"},
-    "studies": _TRAINING | {"tabular", "run"},
+    "studies": _TRAINING | {"tabular", "run", "report"},
     "bench": _TRAINING | {"tabular", "run"},
     "experiments": _TRAINING | {"run"},
     "cli": _TRAINING | {"tabular", "run", "report", "studies", "bench", "experiments"},

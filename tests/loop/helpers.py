@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from functools import partialmethod
 from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 from nextpolicy.config import TrainConfig
 from nextpolicy.loop.population import Program, build_program
@@ -22,6 +26,9 @@ TINY: dict[str, Any] = {
     "total_env_steps": 32 * 40,
 }
 
+# Compiler options: a quarter of the time to compile, a little slower to run; for what is compared to a tolerance.
+QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+
 CAPACITY = 24  # the same everywhere, so that runs which differ in numbers alone share a compiled program
 
 
@@ -33,6 +40,14 @@ def build(config: TrainConfig, capacity: int = CAPACITY, **custom: Any) -> tuple
     """The program on one device, with its own room for metrics."""
     job = make_job(config, **custom)
     return job, build_program(job.setup, job.env, job.hypers, capacity=capacity, devices=jax.devices()[:1])
+
+
+@contextlib.contextmanager
+def compiled_quickly() -> Iterator[None]:
+    """Programs whose first `init` falls in here are compiled with QUICK."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.stages.Lowered, "compile", partialmethod(jax.stages.Lowered.compile, QUICK))
+        yield
 
 
 def run(job: Job, program: Program, blocks: list[int]) -> tuple[Any, dict[str, np.ndarray]]:

@@ -157,7 +157,7 @@ def test_a_round_goes_on_where_the_last_one_ended():
     worker.start(0)
     key = jax.random.key_data(agent.key)
     keys, behaviour, noise = loop.compiled.begin(agent, explore=False)
-    assert not np.array_equal(jax.random.key_data(keys.key_next), key), "the next round would draw the same"
+    assert not np.array_equal(jax.random.key_data(keys.key_rest), key), "the next round would draw the same"
     buffer = loop._room(behaviour, worker)
     for first in (0, 8):
         buffer, _ = worker.collect(loop.compiled, behaviour, noise, buffer, False)

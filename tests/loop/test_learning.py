@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partialmethod
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ from nextpolicy.config import TrainConfig
 from nextpolicy.nets.heads import Categorical
 from nextpolicy.types import PolicySnapshot
 
-from .helpers import build, member
+from .helpers import build, compiled_quickly, member
 
 pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse]
 
@@ -39,16 +37,12 @@ PROBE: dict[str, Any] = {
     "total_env_steps": 256 * 150,
 }
 
-# Compiled in a quarter of the time, to run a little slower: what a probe learns is known to two digits, not to all.
-QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-
 
 def learned(env: str, obs: list[float], **fields: Any) -> list[tuple[np.ndarray, Any]]:
     """(values, policy) at these observations for PPO and for SV-PPO, after training."""
     config = TrainConfig().replace(env=env, **{**PROBE, **fields})
     job, program = build(config, capacity=config.num_rounds)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax.stages.Lowered, "compile", partialmethod(jax.stages.Lowered.compile, QUICK))
+    with compiled_quickly():  # what a probe learns is known to two digits, not to all
         state, metrics, _ = program.block(program.init(job.seeds), config.num_rounds)
     assert metrics["finite"].all()
     at = jnp.asarray(obs)[:, None]

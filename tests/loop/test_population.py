@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import socket
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from .helpers import CAPACITY, assert_close, assert_same, build, member, run, tiny, train
+from .helpers import CAPACITY, assert_close, assert_same, build, compiled_quickly, member, run, tiny, train
 
 # The key checker loses track of keys that vmap moves through a scan; the unmapped program passes it.
 pytestmark = pytest.mark.allow_key_reuse
@@ -62,8 +62,8 @@ def test_a_member_of_a_population_is_the_member_alone(result: Any, index: int) -
 
 def test_side_by_side_is_one_after_another_to_rounding(result: Any) -> None:
     """Two rounds: rounding grows from there, and a sample or a gate may then fall to the other side."""
-    job, program = build(tiny(population="force-vmap", **MIXED))
-    _, metrics = run(job, program, [ROUNDS])
+    with compiled_quickly():
+        _, metrics = train(tiny(population="force-vmap", **MIXED), [ROUNDS])
     for name, values in metrics.items():
         np.testing.assert_allclose(values[:, :2], result[1][name][:, :2], rtol=2e-3, atol=2e-5, err_msg=name)
     np.testing.assert_allclose(metrics["value_loss"].mean(), result[1]["value_loss"].mean(), rtol=0.05)
@@ -120,45 +120,30 @@ def test_buffers_are_donated(mixed: Any) -> None:
 
 # --- several devices, in processes of their own ---
 
-PRELUDE = """
-import sys, jax, numpy as np
-sys.path.insert(0, {tests!r})
-from train.helpers import *
+ON_EIGHT_DEVICES = """
+import contextlib, io, json, sys, textwrap, traceback
+import jax, numpy as np
+sys.path.insert(0, sys.argv[1])
+from loop.helpers import *
 from nextpolicy.loop.population import build_program, layout
 assert len(jax.devices()) == 8
 def on(devices, config, blocks):
     job = make_job(config)
     some = jax.devices()[:devices]
     return run(job, build_program(job.setup, job.env, job.hypers, capacity=CAPACITY, devices=some), blocks)
+answers = {}
+for name, body in json.load(sys.stdin).items():
+    out, error = io.StringIO(), ""
+    with contextlib.redirect_stdout(out):
+        try:
+            exec(textwrap.dedent(body), dict(globals()))
+        except Exception:
+            error = traceback.format_exc()
+    answers[name] = out.getvalue(), error
+print(json.dumps(answers))
 """
-
-
-def python_on_eight_devices(body: str, tmp: Path) -> str:
-    tests = str(Path(__file__).parents[1])
-    script = tmp / "script.py"
-    script.write_text(PRELUDE.format(tests=tests) + textwrap.dedent(body))
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env=environment(XLA_FLAGS="--xla_force_host_platform_device_count=8"),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
-def environment(**variables: str) -> dict[str, str]:
-    cache = {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir or ""}
-    return {**os.environ, "JAX_PLATFORMS": "cpu", **cache, **variables}
-
-
-def test_members_on_eight_devices_are_members_on_one(tmp_path: Path) -> None:
-    """On which of the eight a member lies does not matter to the last bit. Against one device it is rounding: XLA
-    compiles a program for several devices through other passes, and fuses other sums.
-    """
-    out = python_on_eight_devices(
-        """
+SCRIPTS = {
+    "members": """
         config = tiny(algo=("ppo", "sv-dynamic"), seeds=8, normalise_obs=True)
         print(dict(layout(16, 4, jax.devices()).shape))
         (state_1, metrics_1), (state_8, metrics_8) = (on(n, config, [3, 4]) for n in (1, 8))
@@ -171,15 +156,7 @@ def test_members_on_eight_devices_are_members_on_one(tmp_path: Path) -> None:
         assert_same(state_8, flip(state_b))
         assert_same(metrics_8, flip(metrics_b))
         """,
-        tmp_path,
-    )
-    assert "{'members': 8, 'envs': 1}" in out
-
-
-def test_environments_are_shared_out_where_members_are_few(tmp_path: Path) -> None:
-    """Two members on eight devices: four devices each. Other minibatches, the same statistics, the same lesson."""
-    out = python_on_eight_devices(
-        """
+    "environments": """
         fields = dict(seeds=2, num_envs=8, minibatch_size=32, epochs=4, gamma=0.9, normalise_obs=True, algo=("ppo",))
         config = tiny(env="probe/discount", value_clip=np.inf, learning_rate_final=1e-2, **fields)
         print(dict(layout(2, 8, jax.devices()).shape))
@@ -194,16 +171,7 @@ def test_environments_are_shared_out_where_members_are_few(tmp_path: Path) -> No
         for name in ("diff", "diff_scale", "explained_variance"):     # before the first gradient step: the same data
             np.testing.assert_allclose(m1[name][:, 0], m8[name][:, 0], rtol=1e-4, err_msg=name)
         """,
-        tmp_path,
-    )
-    assert "{'members': 2, 'envs': 4}" in out
-    assert all(float(x) < 0.05 for x in re.findall(r"diff (\S+)", out)), out
-
-
-def test_gradients_are_averaged_over_the_devices_of_a_member(tmp_path: Path) -> None:
-    """With one gradient step per round a split batch is the whole batch; and every device then holds the same agent."""
-    python_on_eight_devices(
-        """
+    "gradients": """
         fields = dict(seeds=2, num_envs=8, minibatch_size=64, epochs=1, gamma=0.9, algo=("ppo",), max_grad_norm=np.inf)
         job = make_job(tiny(env="probe/discount", **fields))
         critics = []
@@ -219,8 +187,54 @@ def test_gradients_are_averaged_over_the_devices_of_a_member(tmp_path: Path) -> 
             critics.append(fetch(state.agent.learner.params["critic"]))
         assert_close(*critics, rtol=1e-3, atol=1e-4)
         """,
-        tmp_path,
+}
+
+
+@pytest.fixture(scope="module")
+def on_eight_devices() -> dict[str, tuple[str, str]]:
+    """(what it printed, how it failed) of each script, all in one process: importing JAX takes seconds.
+
+    What is compared bit for bit there comes out of one program, so few optimisations do.
+    """
+    flags = "--xla_force_host_platform_device_count=8 --xla_cpu_use_fusion_emitters=false"
+    done = subprocess.run(
+        [sys.executable, "-c", ON_EIGHT_DEVICES, str(Path(__file__).parents[1])],
+        env=environment(XLA_FLAGS=flags, JAX_DISABLE_MOST_OPTIMIZATIONS="1"),
+        input=json.dumps(SCRIPTS),
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def environment(**variables: str) -> dict[str, str]:
+    cache = {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir or ""}
+    return {**os.environ, "JAX_PLATFORMS": "cpu", **cache, **variables}
+
+
+def test_members_on_eight_devices_are_members_on_one(on_eight_devices: dict[str, tuple[str, str]]) -> None:
+    """On which of the eight a member lies does not matter to the last bit. Against one device it is rounding: XLA
+    compiles a program for several devices through other passes, and fuses other sums.
+    """
+    out, error = on_eight_devices["members"]
+    assert not error, error
+    assert "{'members': 8, 'envs': 1}" in out
+
+
+def test_environments_are_shared_out_where_members_are_few(on_eight_devices: dict[str, tuple[str, str]]) -> None:
+    """Two members on eight devices: four devices each. Other minibatches, the same statistics, the same lesson."""
+    out, error = on_eight_devices["environments"]
+    assert not error, error
+    assert "{'members': 2, 'envs': 4}" in out
+    assert all(float(x) < 0.05 for x in re.findall(r"diff (\S+)", out)), out
+
+
+def test_gradients_are_averaged_over_the_devices_of_a_member(on_eight_devices: dict[str, tuple[str, str]]) -> None:
+    """With one gradient step per round a split batch is the whole batch; and every device then holds the same agent."""
+    _, error = on_eight_devices["gradients"]
+    assert not error, error
 
 
 def test_two_processes_write_one_run(tmp_path: Path) -> None:

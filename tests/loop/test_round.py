@@ -14,7 +14,7 @@ from nextpolicy.algos import ppo
 from nextpolicy.core import minibatch
 from nextpolicy.criteria.stable_values import GateParams, StableValues
 from nextpolicy.envs.base import Discrete, EnvSpec
-from nextpolicy.loop.keys import round_keys
+from nextpolicy.loop.keys import learning_keys, round_keys
 from nextpolicy.loop.population import member_init, member_round
 from nextpolicy.loop.round import one_round
 from nextpolicy.loop.state import Setup, init_agent, population_hypers
@@ -22,7 +22,7 @@ from nextpolicy.nets import build as nets
 from nextpolicy.nets.heads import Categorical, DiagonalGaussian
 from nextpolicy.types import Episodes, Networks, PolicySnapshot, Rollout, Step
 
-from .helpers import assert_close, assert_same, build, fetch, member, run, tiny, train
+from .helpers import QUICK, assert_close, assert_same, build, fetch, member, run, tiny, train
 
 T, N, FEATURES, ACTIONS = 8, 4, 3, 3
 
@@ -98,9 +98,10 @@ def make_rollout(setup: Setup, agent: Any, seed: int) -> Rollout:
 
 
 def learner(setup: Setup, hypers: Any) -> Any:
-    return jax.jit(
-        lambda agent, data: one_round(setup, hypers, agent, data, NOTHING, round_keys(agent.key, setup.shards))
-    )
+    def learn(agent: Any, data: Rollout) -> Any:
+        return one_round(setup, hypers, agent, data, NOTHING, round_keys(agent.key, setup.shards))
+
+    return jax.jit(learn, compiler_options=QUICK)
 
 
 NOTHING = Episodes(*(np.float32(0),) * 3)
@@ -204,7 +205,8 @@ def test_with_the_gate_open_a_round_is_ppo(x64: None, kind: str, as_one_vector: 
     clipped = []
     for index in range(3):
         data = make_rollout(setup, agent, seed=index)
-        order = minibatch.indices(round_keys(jax.random.clone(agent.key), setup.shards).key_learn, T * N, 2, 2)
+        shuffle = learning_keys(round_keys(jax.random.clone(agent.key), setup.shards).key_rest)[1]
+        order = minibatch.indices(shuffle, T * N, 2, 2)
         before = agent
         agent, metrics = learn(agent, data)
         assert_alike(agent, before)
@@ -497,8 +499,8 @@ def test_artefacts_of_an_environment_reach_no_metric() -> None:
     env = NextStepReset()
     setup = Setup(config, env.spec, nets.build(env.spec, config.net), StableValues())
     hypers = hypers_of(setup)
-    state = jax.jit(lambda: member_init(setup, env, jnp.uint32(0)))()
-    step = jax.jit(lambda s: member_round(setup, env, hypers, s))
+    state = jax.jit(lambda: member_init(setup, env, jnp.uint32(0)), compiler_options=QUICK)()
+    step = jax.jit(lambda s: member_round(setup, env, hypers, s), compiler_options=QUICK)
     for _ in range(3):
         state, metrics = step(state)
         assert all(np.isfinite(np.asarray(v)).all() for v in metrics.values()), metrics

@@ -216,11 +216,11 @@ def test_an_open_page_says_when_a_run_breaks_and_when_it_is_whole_again(window, 
         part.write_bytes(whole[:100])
         window.wait("return document.querySelector('.problem')", 20)
         said = window.run("return document.querySelector('.problem').textContent")
-        assert said.startswith("This page shows an earlier state. ")
+        assert said.startswith("This page is out of date. ")
         assert part.name in said
         top = "const box = document.querySelector('.problem').getBoundingClientRect(); return [box.top, box.height]"
         assert 0 <= window.run(top)[0] < 100 < 100 + window.run(top)[1]
-        assert window.run("return document.querySelector('.live').textContent") == "not up to date"
+        assert window.run("return document.querySelector('.live').textContent") == "out of date"
         assert window.run("return document.querySelectorAll('#environments table').length") == 2
         window.run("window.still = true")
         time.sleep(4)  # it asks every 3 seconds, and must not load itself again while nothing changes

@@ -78,6 +78,12 @@ def test_a_record_explains_itself(norms):
     page, legend = (norms / "r.html").read_text(), (norms / "r-files" / "columns.md").read_text()
     assert "<dt>Gradient norm</dt><dd>mean norm of &lt;all&gt; gradients</dd>" in section(page, "scores")
     assert "- **Gradient norm**: mean norm of &lt;all> gradients\n" in legend
+    assert re.findall("^## .*", legend, re.M) == [
+        "## Each environment, against PPO",
+        "## Returns",
+        "## All environments",
+    ]
+    assert legend.count("- **Gradient norm, × PPO**") == 1, "two variants, one explanation"
     assert "- **Gradient norm, × PPO**: mean norm of &lt;all> gradients, in multiples of PPO's\n" in legend
 
 

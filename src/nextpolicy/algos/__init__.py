@@ -5,8 +5,19 @@ from __future__ import annotations
 from nextpolicy.algos.base import Algorithm, Pace
 from nextpolicy.algos.ppo import PPO
 
-ALGORITHMS: dict[str, type[Algorithm]] = {a.name: a for a in (PPO,)}
-# `--algo` takes these: name -> (algorithm, when its target is updated).
-VARIANTS: dict[str, tuple[type[Algorithm], Pace]] = {
-    name: (algorithm, pace) for algorithm in ALGORITHMS.values() for name, pace in algorithm.variants.items()
-}
+ALGORITHMS: dict[str, type[Algorithm]] = {}
+VARIANTS: dict[str, tuple[type[Algorithm], Pace]] = {}  # values of `--algo`: (algorithm, when its target is updated)
+
+
+def register(algorithm: type[Algorithm]) -> None:
+    """Make an algorithm available by the names of its variants."""
+    taken = [name for name in algorithm.variants if name in VARIANTS]
+    if algorithm.name in ALGORITHMS or taken:
+        got = taken[0] if taken else algorithm.name
+        raise ValueError(f"name: expected one that no algorithm has, got {got!r}; choose another")
+    ALGORITHMS[algorithm.name] = algorithm
+    VARIANTS.update({name: (algorithm, pace) for name, pace in algorithm.variants.items()})
+
+
+for _algorithm in (PPO,):
+    register(_algorithm)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 
 from nextpolicy.algos import ALGORITHMS, VARIANTS
 from nextpolicy.config.sections import EnvConfig, NetConfig, RunConfig
@@ -48,13 +49,31 @@ def _fields_of(algorithm_settings: type[Settings], criterion_settings: type[Sett
     return {info.name: info for section, cls in sections.items() for info in field_infos(section, cls)}
 
 
-# Every field there is, of all algorithms and criteria: what the command line accepts.
-FIELDS: dict[str, FieldInfo] = {
-    name: info
-    for criterion in reversed(CRITERIA.values())
-    for algorithm in reversed(ALGORITHMS.values())
-    for name, info in active_fields(algorithm.settings, criterion.settings).items()
-}
+class _AllFields(Mapping[str, FieldInfo]):
+    """The fields of all registered algorithms and criteria. Of fields with the same name, the first is shown."""
+
+    def __getitem__(self, name: str) -> FieldInfo:
+        for fields in self._combinations():
+            if name in fields:
+                return fields[name]
+        raise KeyError(name)
+
+    def __contains__(self, name: object) -> bool:
+        return any(name in fields for fields in self._combinations())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(name for fields in self._combinations() for name in fields))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    @staticmethod
+    def _combinations() -> list[dict[str, FieldInfo]]:
+        pairs = itertools.product(ALGORITHMS.values(), CRITERIA.values())
+        return [active_fields(algorithm.settings, criterion.settings) for algorithm, criterion in pairs]
+
+
+FIELDS: Mapping[str, FieldInfo] = _AllFields()  # what the command line accepts
 
 
 def owner(name: str) -> str:

@@ -144,8 +144,8 @@ class StableValues:
             "diff": diff,
             "diff_over_threshold": jnp.where(finite, jnp.where(diff == 0, 0.0, diff / threshold), jnp.nan),
             "stable_rounds": stable_rounds,
-            "k_min": k_min,
-            "k_max": k_max,
+            "k_min": k_min.astype(jnp.int32),
+            "k_max": k_max.astype(jnp.int32),
         }
         return GateState(jnp.where(accept, 0, rounds_held), jnp.where(accept, 0, stable_rounds)), accept, metrics
 

@@ -24,9 +24,7 @@ class RoundKeys(NamedTuple):
     key_act: Array  # noise of the behavioural policy
     key_env: Array  # the environments' steps
     key_random: Array  # random actions, while warming up
-    key_learn: Array
-    key_next: Array  # of the agent after this round
-    key_next_warm_up: Array  # of the agent after a warm-up round, which learns nothing
+    key_rest: Array  # the agent's key after a warm-up round; `learning_keys` splits it if the round learns
 
 
 def member_keys(seed: Array, shards: Shards) -> MemberKeys:
@@ -39,5 +37,10 @@ def round_keys(key: Array, shards: Shards) -> RoundKeys:
     """From an agent's key to the keys of its next round."""
     key_rest, key_collect = jax.random.split(key)
     key_act, key_env, key_random = jax.random.split(shards.key(key_collect), 3)
+    return RoundKeys(key_act, key_env, key_random, key_rest)
+
+
+def learning_keys(key_rest: Array) -> tuple[Array, Array]:
+    """(the agent's key after the round, the key to learn with)."""
     key_next, key_learn = jax.random.split(key_rest)
-    return RoundKeys(key_act, key_env, key_random, key_learn, key_next, key_rest)
+    return key_next, key_learn

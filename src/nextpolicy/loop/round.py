@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from nextpolicy.core.shards import Shards
-from nextpolicy.loop.keys import RoundKeys
+from nextpolicy.loop.keys import RoundKeys, learning_keys
 from nextpolicy.loop.state import Agent, Hypers, Setup
 from nextpolicy.types import Array, Episodes, Evidence, Metrics, Rollout
 
@@ -23,10 +23,11 @@ def one_round(
     """Evaluate the target, improve the behavioural policy, decide whether the target follows."""
     algorithm, criterion = setup.algorithm, setup.criterion
     progress = agent.round / setup.config.num_rounds
+    key_next, key_learn = learning_keys(keys.key_rest)
 
     # 1. Evaluate pi and improve beta_k on this round's data.
     learner, evidence, fit = algorithm.learn(
-        hypers.algorithm, agent.learner, agent.target, without_artefacts(rollout), keys.key_learn, progress
+        hypers.algorithm, agent.learner, agent.target, without_artefacts(rollout), key_learn, progress
     )
 
     # 2. Decide: plain and static members go by the count of rounds, the others by the criterion.
@@ -37,7 +38,7 @@ def one_round(
     # 3. The target jumps to beta_{k+1}, or is held.
     behaviour = algorithm.behaviour(learner)
     target = jax.tree.map(lambda new, old: jnp.where(accept, new, old), behaviour, agent.target)
-    after = Agent(learner, target, state, jnp.where(accept, 0, rounds_held), agent.round + 1, keys.key_next)
+    after = Agent(learner, target, state, jnp.where(accept, 0, rounds_held), agent.round + 1, key_next)
     return after, {
         **fit,
         **why,
@@ -51,7 +52,7 @@ def one_round(
 def warm_up_round(setup: Setup, agent: Agent, rollout: Rollout, keys: RoundKeys) -> Agent:
     """A round of random actions: only statistics change, and the target, still the behavioural policy, follows."""
     learner = setup.algorithm.warm_up(agent.learner, without_artefacts(rollout))
-    return agent._replace(learner=learner, target=setup.algorithm.behaviour(learner), key=keys.key_next_warm_up)
+    return agent._replace(learner=learner, target=setup.algorithm.behaviour(learner), key=keys.key_rest)
 
 
 def without_artefacts(rollout: Rollout) -> Rollout:
@@ -70,7 +71,7 @@ def episode_metrics(shards: Shards, episodes: Episodes) -> Metrics:
     """Means over the episodes that ended in this round; NaN if none did."""
     total, length, count = shards.total(tuple(episodes))
     some = jnp.where(count > 0, count, jnp.nan)
-    return {"episode_return": total / some, "episode_length": length / some, "episodes": count}
+    return {"episode_return": total / some, "episode_length": length / some, "episodes": count.astype(jnp.int32)}
 
 
 def evidence_metrics(evidence: Evidence, accept: Array) -> Metrics:

@@ -9,6 +9,7 @@ from nextpolicy.report import formats, html, layout, text
 from nextpolicy.report.comparable import load_all
 from nextpolicy.report.files import check_own, write_own
 from nextpolicy.report.runs import ReportError
+from nextpolicy.report.statistic import Column
 from nextpolicy.report.tables import Comparison, compare
 
 
@@ -78,5 +79,14 @@ def _tables(comparison: Comparison) -> dict[str, str]:
         files[f"{stem}.csv"] = formats.csv(table)
         files[f"{stem}.md"] = formats.markdown(table, columns)
         files[f"{stem}.tex"] = formats.latex(table, columns, caption)
-    files["columns.md"] = "\n".join(formats.legend(caption, columns) for _, columns, caption in named.values())
+    files["columns.md"] = _legends({name: columns for name, (_, columns, _) in named.items()})
     return files
+
+
+def _legends(columns: dict[str, list[Column]]) -> str:
+    """What the columns mean, once for each kind of table."""
+    titles = {"scores": "Returns", "aggregate": "All environments"}
+    by_title: dict[str, list[Column]] = {}
+    for name, shown in columns.items():
+        by_title.setdefault(titles.get(name, "Each environment, against PPO"), []).extend(shown)
+    return "\n".join(formats.legend(title, shown) for title, shown in by_title.items())

@@ -12,8 +12,6 @@ import pandas as pd
 from nextpolicy.config import Member
 from nextpolicy.runfiles import FileRecord, part_name, parts, read_part, record_of, write_whole
 
-_COUNTS = ("episodes", "stable_rounds", "rounds_held", "k_min", "k_max")
-
 
 def table(
     members: list[Member],
@@ -34,7 +32,7 @@ def table(
     }
     for name, values in metrics.items():
         flat = values.reshape(-1)
-        columns[name] = flat.astype(np.int64) if name in _COUNTS else flat
+        columns[name] = flat.astype(np.int64) if flat.dtype.kind == "i" else flat
     return pd.DataFrame({**columns, "steps_per_second": np.float64(steps_per_second)})
 
 

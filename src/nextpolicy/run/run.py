@@ -28,7 +28,6 @@ from nextpolicy.types import PolicySnapshot
 
 ATTEMPTS = 5  # to read a checkpoint while training may replace it
 MOST_EPISODES = 1_000_000  # of one evaluation; also the largest number of environments for it
-SCORE_SHARE = 0.1  # the score is the mean return over this last share of the steps
 
 
 class Run:
@@ -87,16 +86,15 @@ class Run:
 
         Missing or damaged metrics are an error; with `allow_gaps` only those of these last steps.
         """
-        first = (1 - SCORE_SHARE) * self.config.num_rounds
+        first = (1 - runfiles.SCORE_SHARE) * self.config.num_rounds
         late = [d for d in self._damage() if d.last + 1 > first]
         frame = self.partial_metrics() if allow_gaps and not late else self.metrics
         if frame.empty:
             raise RunError(f"run: {self.path} has no metrics yet")
-        frame = frame[frame["env_steps"] > first * self.config.batch_size]
-        total = (frame["episode_return"] * frame["episodes"]).groupby(frame["member"]).sum(min_count=1)
-        count = frame["episodes"].groupby(frame["member"]).sum()
+        late_rows = runfiles.late_rows(frame, self.config.num_rounds * self.config.batch_size)
         rows = [
-            (i, m.variant, m.seed, total.get(i, np.nan) / max(count.get(i, 0), 1)) for i, m in enumerate(self.members)
+            (i, m.variant, m.seed, runfiles.member_score(late_rows[late_rows["member"] == i]))
+            for i, m in enumerate(self.members)
         ]
         return pd.DataFrame(rows, columns=["member", "variant", "seed", "score"])
 

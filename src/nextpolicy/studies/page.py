@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from nextpolicy.report.drawing import render
 from nextpolicy.runfiles import write_whole
 
 _STYLE = """
@@ -77,13 +75,9 @@ def show(value: Any) -> str:
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> bytes:
-    """Write name.png and name.svg; the PNG, for a page."""
+    """Write name.png and name.svg; returns the PNG, for a page."""
     folder.mkdir(parents=True, exist_ok=True)
-    FigureCanvasAgg(figure)
-    png, svg = io.BytesIO(), io.BytesIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "nextpolicy"}):
-        figure.savefig(png, format="png", dpi=120, facecolor="white")
-        figure.savefig(svg, format="svg", metadata={"Date": None}, facecolor="white")
-    write_whole(folder / f"{name}.png", png.getvalue())
-    write_whole(folder / f"{name}.svg", svg.getvalue())
-    return png.getvalue()
+    files = render(figure, dpi=120)
+    for kind, content in files.items():
+        write_whole(folder / f"{name}.{kind}", content)
+    return files["png"]

@@ -1,7 +1,7 @@
 "use strict";
-// Draws the curves and makes tables sort. Everything else on the page is plain HTML and works without this.
+// Draws the curves and sorts the tables. Everything else on the page is plain HTML and works without scripts.
 const data = JSON.parse(document.getElementById("data").textContent);
-const hidden = new Set(); // numbers of the variants switched off
+const hidden = new Set(); // indices of the hidden variants
 let showMembers = true;
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -25,12 +25,12 @@ function short(value) {
   return size !== 0 && size < 1e-3 ? value.toExponential(1) : String(+value.toPrecision(4));
 }
 
-/** About `count` round numbers between low and high; on a logarithmic axis powers of ten, and some between where it is short. */
+/** About `count` round numbers between low and high; powers of ten on a logarithmic axis, with steps between if it is short. */
 function ticks(low, high, count, log) {
   if (log) {
     const from = Math.floor(Math.log10(low)), to = Math.floor(Math.log10(high) + 1e-9);
     const every = Math.max(1, Math.ceil((to - from) / count)), found = [];
-    const within = high / low < 30 ? [1, 2, 5] : high / low < 300 ? [1, 3] : [1]; // of a decade
+    const within = high / low < 30 ? [1, 2, 5] : high / low < 300 ? [1, 3] : [1]; // steps within a decade
     for (let power = from; power <= to; power += every) for (const m of within) found.push(+(m * 10 ** power).toPrecision(3));
     return found.filter((value) => value >= low && value <= high);
   }
@@ -41,7 +41,7 @@ function ticks(low, high, count, log) {
   return found;
 }
 
-/** One set of curves over rounds: draws itself, answers the pointer and the arrow keys. */
+/** One chart of curves over rounds, with pointer and arrow keys. */
 class Chart {
   constructor(holder) {
     const { env, panel } = holder.dataset;
@@ -121,7 +121,7 @@ class Chart {
 
   line(s) {
     const at = s.x.map((round, i) => `${this.x(round).toFixed(1)},${this.y(s.y[i]).toFixed(1)}`);
-    const single = s.m >= 0; // many of them must leave their mean to be seen
+    const single = s.m >= 0; // faint if there are many, so that the mean stays visible
     if (this.panel.dots) return svg("path", { d: `M${at.join("h0M")}h0`, class: "dots", style: colour(s.v) }, this.root);
     const points = at.join(" ");
     const faint = single ? `; opacity: ${this.hasMean(s.v) ? Math.min(0.5, 6 / this.visible.length) : 0.7}` : "";
@@ -185,19 +185,19 @@ class Chart {
   }
 }
 
-// Curves are drawn when they first come near the window, and again when its size or the switches change.
+// Curves are drawn when they scroll near the window, and again when its size or the switches change.
 const charts = new Map();
 function begin(holder) {
   if (charts.has(holder)) return;
   charts.set(holder, new Chart(holder));
-  sizes.observe(holder); // reports at once, which draws it
+  sizes.observe(holder); // reports immediately, which draws it
 }
 const near = new IntersectionObserver((entries) => {
   for (const entry of entries) if (entry.isIntersecting) begin(entry.target);
 }, { rootMargin: "300px" });
 const sizes = new ResizeObserver((entries) => entries.forEach((entry) => charts.get(entry.target).draw()));
 document.querySelectorAll(".chart").forEach((holder) => near.observe(holder));
-// On paper there is no scrolling: all of them are drawn, now, since no observer reports before the page is printed.
+// Printing: draw all curves now, because no observer reports before the page is printed.
 function drawAll() {
   document.querySelectorAll(".chart").forEach((holder) => { begin(holder); charts.get(holder).draw(); });
 }
@@ -238,7 +238,7 @@ function sortBy(button) {
 }
 document.querySelectorAll("th button").forEach((button) => button.addEventListener("click", () => sortBy(button)));
 
-// Served with --watch: ask whether the runs have changed, and show the new page at the same place, switched as this one.
+// Served with --watch: poll for a new version, and reload it with the same scroll position and switches.
 const KEPT = "nextpolicy-report";
 function remember() {
   const sorted = [...document.querySelectorAll("table")].map((table) => {

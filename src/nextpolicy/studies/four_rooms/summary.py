@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nextpolicy.config import Member
+from nextpolicy.report.bootstrap import bounds, resample
 from nextpolicy.tabular import solve
 from nextpolicy.tabular.mdp import TabularMDP
 
@@ -32,9 +33,7 @@ def median_interval(values: Sequence[float] | np.ndarray, seed: int = 0) -> Inte
     sample = np.asarray(values, np.float64).ravel()
     if not len(sample) or not np.isfinite(sample).all():
         return Interval(np.nan, np.nan, np.nan)
-    draws = np.random.default_rng(seed).integers(len(sample), size=(RESAMPLES, len(sample)))
-    low, high = np.quantile(np.median(sample[draws], axis=1), [0.025, 0.975])
-    return Interval(float(np.median(sample)), float(low), float(high))
+    return Interval(float(np.median(sample)), *bounds(np.median(resample(sample, seed, RESAMPLES), axis=1)))
 
 
 def member_rows(

@@ -1,0 +1,124 @@
+"""A second criterion, registered or passed as an object; plain and static members do not ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import pytest
+
+import nextpolicy
+from nextpolicy import criteria
+from nextpolicy.cli import main as cli
+from nextpolicy.config import FIELDS, ConfigError, presets
+from nextpolicy.run.job import make_job
+from nextpolicy.settings import Settings, pytree, setting
+from nextpolicy.types import Array, Evidence, Metrics
+
+pytestmark = pytest.mark.quick_compilation
+
+SMALL = {"num_envs": 4, "rollout_length": 8, "minibatch_size": 16, "hidden": (8,), "block_rounds": 6}
+SMALL |= {"total_env_steps": 32 * 12, "quiet": True}
+
+
+@pytree
+@dataclass(frozen=True)
+class PatienceSettings(Settings):
+    """Those of `Patience`."""
+
+    patience: int = setting(3, "Rounds to wait.", traced=True, low=1, high=100)
+    grumpy: bool = setting(False, "Whether it never accepts.")
+
+    def check(self, batch_size: int) -> None:
+        """A wait of 13 is unlucky."""
+        if self.patience == 13:
+            raise ConfigError("patience: expected a number other than 13, got 13")
+
+
+class Patience:
+    """Accepts every `patience` rounds."""
+
+    name: ClassVar[str] = "patience"
+    settings: ClassVar[type[Settings]] = PatienceSettings
+
+    def init(self) -> Array:
+        return jnp.zeros((), jnp.int32)
+
+    def update(
+        self, state: Array, evidence: Evidence, params: PatienceSettings, progress: Array
+    ) -> tuple[Array, Array, Metrics]:
+        waited = state + 1
+        accept = (waited >= params.patience) & (not params.grumpy)
+        return jnp.where(accept, 0, waited), accept, {"waited": waited, "seen_ess": evidence.ratio_ess}
+
+
+@pytest.fixture
+def patience() -> Iterator[None]:
+    criteria.register(Patience)
+    yield
+    del criteria.CRITERIA["patience"]
+
+
+@pytest.mark.usefixtures("patience")
+def test_a_criterion_is_chosen_by_name_swept_and_recorded(tmp_path):
+    fields: dict[str, Any] = {"algo": ("ppo", "sv-static", "sv-dynamic"), "static_k": 4, "criterion": "patience"}
+    sweep = {"patience": (2, 3)}
+    run = nextpolicy.train("probe/action", out=tmp_path / "run", sweep=sweep, **fields, **SMALL)
+    accepted = run.metrics.groupby("member")["accepted"].sum().tolist()
+    assert accepted == [12, 12, 3, 3, 6, 4], "ppo every round, static every 4, the others as the criterion says"
+    assert run.metrics["waited"].max() > 1
+    assert "k_min" not in run.metrics, "no fields of another criterion"
+    assert (run.metrics.loc[run.metrics["variant"].str.startswith("sv-static"), "rounds_held"].max()) == 4
+    again = nextpolicy.load(run.path)
+    assert (again.config.run.criterion, again.config.value("patience")) == ("patience", 3)
+    assert "delta_v" not in again.config.flat(), "the preset's fields of another criterion are left out"
+
+
+@pytest.mark.usefixtures("patience")
+def test_the_command_line_takes_its_name_and_its_options(tmp_path, capsys):
+    options = ["--criterion", "patience", "--patience", "5", "--num-envs", "4", "--rollout-length", "8", "--quiet"]
+    options += ["--minibatch-size", "16", "--hidden", "8", "--total-env-steps", str(32 * 6)]
+    assert cli.main(["train", "probe/action", "--out", str(tmp_path / "run"), *options]) == 0
+    assert nextpolicy.load(tmp_path / "run").metrics["accepted"].sum() == 1
+    assert cli.main(["train", "probe/action", "--criterion", "patient"]) == 2
+    said = capsys.readouterr().err
+    assert "criterion: expected one of stable-values, patience, got 'patient'; did you mean 'patience'?" in said
+
+
+@pytest.mark.usefixtures("patience")
+def test_a_criterion_checks_its_own_settings_and_those_of_others_are_refused():
+    assert "patience" in FIELDS
+    with pytest.raises(ConfigError, match="patience: expected a number other than 13"):
+        presets.build("probe/action", criterion="patience", patience=13)
+    with pytest.raises(ConfigError, match="patience: expected a number other than 13"):
+        presets.build("probe/action", criterion="patience", sweep={"patience": (12, 13)})
+    presets.build("probe/action", algo="ppo", criterion="patience", patience=13)  # which does not ask it
+    with pytest.raises(ConfigError, match=r"patience: expected a whole number .*, got 0"):
+        presets.build("probe/action", criterion="patience", patience=0)
+    with pytest.raises(ConfigError, match=r"k_min: expected a field of this .* got one of criterion stable-values"):
+        presets.build("probe/action", criterion="patience", k_min=1)
+
+
+def test_objects_and_names_are_not_mixed_up():
+    config = presets.build("probe/action")
+    with pytest.raises(ConfigError, match="criterion_params: expected them with a criterion of your own"):
+        make_job(config, criterion_params={"patience": jnp.ones(1)})
+    with pytest.raises(ConfigError, match="criterion: expected the object that the run was trained with"):
+        make_job(presets.build("probe/action", criterion="own"))
+    for name in ("stable-values", "own"):
+        with pytest.raises(ValueError, match="name: expected one that no criterion has"):
+            criteria.register(type("Twin", (Patience,), {"name": name}))
+
+
+def test_plain_members_do_not_ask_an_own_criterion(tmp_path):
+    class Never:
+        def init(self):
+            return ()
+
+        def update(self, state, evidence, params, progress):
+            return state, jnp.asarray(False), {}
+
+    run = nextpolicy.train("probe/action", algo=("ppo", "sv-dynamic"), criterion=Never(), out=tmp_path / "r", **SMALL)
+    assert run.metrics.groupby("member")["accepted"].sum().tolist() == [12, 0]
