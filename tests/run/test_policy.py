@@ -184,7 +184,7 @@ def test_a_state_may_be_given_as_its_row() -> None:
             [
                 (
                     np.zeros(4),
-                    r"expected shape \(3,\) or a batch of it, as custom/.* gives it.*, got float32 of shape \(4,\)",
+                    r"expected shape \(3,\) or a batch of it for custom/.*, got float32 of shape \(4,\)",
                 ),
                 (1.0, r"expected shape \(3,\) .* got float32 of shape \(\)"),
                 ({"a": 1}, r"expected shape \(3,\) of numbers.*, got dict"),
@@ -194,9 +194,9 @@ def test_a_state_may_be_given_as_its_row() -> None:
         (
             spaces.Discrete(4, start=3),
             [
-                (2, "expected a whole number from 3 to 6, as custom/.* gives it, got 2"),
-                ([3, 7], "expected a whole number from 3 to 6, as custom/.* gives it, got 7"),
-                (2**32 + 3, "expected a whole number from 3 to 6, as custom/.* gives it, got 4294967299"),
+                (2, "expected a whole number from 3 to 6 for custom/.*, got 2"),
+                ([3, 7], "expected a whole number from 3 to 6 for custom/.*, got 7"),
+                (2**32 + 3, "expected a whole number from 3 to 6 for custom/.*, got 4294967299"),
                 (3.5, "expected a whole number from 3 to 6 or a batch of it, .* got float32 of shape .*"),
             ],
         ),
