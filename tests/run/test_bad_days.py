@@ -167,7 +167,7 @@ def test_an_early_part_that_is_lost_costs_no_training(
     before = contents(run / "checkpoints")
     resumed = nextpolicy.resume(run, quiet=True)
     said = capsys.readouterr().err
-    assert "metrics of round 2 are damaged (part-00000002-00000002.parquet is not what was written)" in said
+    assert "metrics of round 2 are damaged (part-00000002-00000002.parquet has changed since it was written)" in said
     assert "renamed to part-00000002-00000002.damaged" in said
     assert "there is no earlier checkpoint; `nextpolicy resume" in said
     assert (run / "metrics" / "part-00000002-00000002.damaged").read_bytes() == b"garbage"
@@ -226,7 +226,7 @@ def test_no_flipped_bit_in_a_part_goes_unnoticed(run: Path, flips: int) -> None:
         path = draw.choice(parts)
         good = path.read_bytes()
         flipped(path, draw.randrange(8 * len(good)))
-        with pytest.raises(RunError, match=r"is not what was written"):
+        with pytest.raises(RunError, match=r"has changed since it was written"):
             _ = nextpolicy.load(run).metrics
         path.write_bytes(good)
     assert len(nextpolicy.load(run).metrics) == 10
@@ -239,7 +239,7 @@ def test_a_run_of_a_version_without_records_still_loads_and_resumes(whole: nextp
     RunFolder(run).set_status("running", rounds_done=9)
     assert_same_run(nextpolicy.resume(run, quiet=True), whole)
     flipped(part(run, 3), 8 * 40)
-    with pytest.raises(RunError, match="is not what was written"):
+    with pytest.raises(RunError, match="has changed since it was written"):
         _ = nextpolicy.load(run).metrics
 
 

@@ -178,7 +178,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "last part cut short": (
         lambda r: truncate(part(r, 5)),
-        "metrics of round 5 are damaged (part-00000005-00000005.parquet is not what was written)",
+        "metrics of round 5 are damaged (part-00000005-00000005.parquet has changed since it was written)",
     ),
     "last part gone": (
         lambda r: part(r, 5).unlink(),
