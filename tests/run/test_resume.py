@@ -188,27 +188,27 @@ def part(run: Path, first: int) -> Path:
 
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "checkpoint cut short": (lambda r: truncate(largest(r / "checkpoints/00000006")), "checkpoint 6 is damaged"),
-    "checkpoint bit flipped": (lambda r: flip_a_bit(largest(r / "checkpoints/00000006")), "has other content"),
+    "checkpoint bit flipped": (lambda r: flip_a_bit(largest(r / "checkpoints/00000006")), "has different content"),
     "checkpoint file gone": (lambda r: largest(r / "checkpoints/00000006").unlink(), "is missing"),
     "manifest cut short": (lambda r: truncate(r / "checkpoints/00000006.json"), "manifest cannot be read"),
     "manifest is a list": (lambda r: (r / "checkpoints/00000006.json").write_text("[1]"), "manifest cannot be read"),
     "manifest is bytes": (lambda r: (r / "checkpoints/00000006.json").write_bytes(b"\xff\xfe"), "cannot be read"),
     "all checkpoints cut short": (
         lambda r: [truncate(largest(r / f"checkpoints/0000000{n}")) for n in (5, 6)],
-        "starting again from round 0",
+        "restarting from round 0",
     ),
     "last part cut short": (
         lambda r: truncate(part(r, 5)),
-        "metrics of round 5 are damaged (part-00000005-00000005.parquet is not what was written)",
+        "metrics of round 5 are damaged (part-00000005-00000005.parquet has changed since it was written)",
     ),
     "last part gone": (
         lambda r: part(r, 5).unlink(),
-        "metrics of round 5 are missing; computing them again from round 5",
+        "metrics of round 5 are missing; recomputing them from round 5",
     ),
-    "part is garbage": (lambda r: part(r, 5).write_bytes(b"no"), "set aside as part-00000005-00000005.damaged"),
+    "part is garbage": (lambda r: part(r, 5).write_bytes(b"no"), "renamed to part-00000005-00000005.damaged"),
     "first part gone": (
         lambda r: part(r, 0).unlink(),
-        "metrics of round 0 are missing; computing them again from round 0",
+        "metrics of round 0 are missing; recomputing them from round 0",
     ),
     "manifest names no sizes": (
         lambda r: (r / "checkpoints/00000006.json").write_text('{"files": {"x": 1}}'),
@@ -319,7 +319,7 @@ def test_a_checkpoint_of_another_program_is_refused(interrupted: Path, tmp_path:
     del state.agent.params["actor"]["params"]["torso"]["LayerNorm_0"]
     for rounds in (5, 6):
         checkpoint.save(checkpoints, rounds, state, keep=2)
-    with pytest.raises(RunError, match=r"its state differs from this program's at .*LayerNorm_0"):
+    with pytest.raises(RunError, match=r"got a difference at .*LayerNorm_0"):
         nextpolicy.resume(run, quiet=True)
 
 
