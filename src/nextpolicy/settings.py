@@ -1,7 +1,7 @@
-"""Settings as frozen dataclasses: every field carries its help text and its bounds, and says whether it may be swept.
+"""Settings as frozen dataclasses. Each field has a help text, bounds, and a flag for whether it can be swept.
 
-An algorithm and a criterion each declare a `Settings` class of their own with `setting(...)`. The flat names of all
-fields serve Python (`train(..., num_envs=64)`), the command line (`--num-envs 64`) and `config.json`.
+Each algorithm and each criterion declares its own `Settings` class with `setting(...)`. The flat field names are used
+in Python (`train(..., num_envs=64)`), on the command line (`--num-envs 64`) and in `config.json`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import jax
 
-FLOAT32_MAX = 3.4e38  # larger finite numbers would be infinite in float32
+FLOAT32_MAX = 3.4e38  # larger numbers are infinite in float32
 INT32_MAX = 2**31 - 1  # compiled programs count samples in int32
 EXACT_INTEGER = 2**24  # float32 represents every integer up to here
 
@@ -23,11 +23,11 @@ T = TypeVar("T")
 
 
 class ConfigError(ValueError):
-    """An invalid setting, in one line: what was expected, what was got."""
+    """An invalid setting. The message is one line: `name: expected X, got Y`."""
 
 
 def shown(value: object) -> str:
-    """A value as an error message shows it: on one line and at most 80 characters long."""
+    """A value formatted for an error message: one line of at most 80 characters."""
     try:
         text = f"{value:.12g}" if isinstance(value, float) else repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, or a deeply nested list
@@ -45,11 +45,11 @@ def setting(
     high: float = math.inf,
     interval: str = "",
 ) -> Any:
-    """A field with its help text.
+    """A dataclass field with metadata.
 
-    traced    whether members of one population may have different values
-    low, high bounds of a number; `high=inf` means that infinity is allowed and has a meaning
-    interval  how an error message describes the bounds, where "at least ... and at most ..." is clumsy
+    traced     whether members of one population may have different values
+    low, high  bounds of a number; `high=inf` allows infinity
+    interval   how error messages describe the bounds, if not as "of at least ... and at most ..."
     """
     metadata = {"help": help_text, "traced": traced, "low": low, "high": high, "interval": interval}
     if isinstance(default, dict):
@@ -61,14 +61,14 @@ class Settings:
     """Base class of settings. Subclasses are decorated with `@pytree` and `@dataclass(frozen=True)`."""
 
     def check(self, batch_size: int) -> None:
-        """Raise `ConfigError` for values that do not fit together; called with the values of each member."""
+        """Raise `ConfigError` for an invalid combination of values; called once per member."""
 
     def environment_shards(self, num_envs: int) -> int:
-        """The environments may be split into any number of shards that divides this."""
+        """The environments can be split into any number of shards that divides the returned number."""
         return num_envs
 
     def periodic(self: T, period: int) -> T:
-        """The settings of a member that updates its target every `period` rounds; only metrics depend on them."""
+        """The criterion's settings if the target is updated every `period` rounds; only metrics depend on them."""
         return self
 
 
@@ -83,7 +83,7 @@ def pytree(cls: type[T]) -> type[T]:
         return leaves, tuple(getattr(tree, name) for name in static)
 
     def unflatten(constants: tuple[Any, ...], leaves: Iterable[Any]) -> Any:
-        tree = object.__new__(made)  # no validation: JAX also puts axis numbers and shapes where the numbers were
+        tree = object.__new__(made)  # no validation, since JAX also uses axis numbers and shapes as leaves
         for name, value in zip((*traced, *static), (*leaves, *constants), strict=True):
             object.__setattr__(tree, name, value)
         return tree
@@ -94,7 +94,7 @@ def pytree(cls: type[T]) -> type[T]:
 
 @dataclass(frozen=True)
 class FieldInfo:
-    """A field as the command line and error messages need it. `section` is the attribute of `TrainConfig`."""
+    """A field, described for the command line and error messages. `section` is the attribute of `TrainConfig`."""
 
     name: str
     section: str
@@ -107,7 +107,7 @@ class FieldInfo:
 
 
 def field_infos(section: str, cls: type) -> Iterator[FieldInfo]:
-    """Every field of a settings class."""
+    """The fields of a settings class."""
     hints = typing.get_type_hints(cls)
     for f in dataclasses.fields(cls):
         yield FieldInfo(f.name, section, hints[f.name], **{n: f.metadata[n] for n in _METADATA})

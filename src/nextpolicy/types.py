@@ -1,6 +1,6 @@
-"""The shared vocabulary: a step, a rollout, a policy, the networks, and the evidence that a criterion sees.
+"""Shared types: steps, rollouts, policies, networks, and the evidence for a criterion.
 
-Arrays are time-major: T steps, N environments, then the shape of what one environment gives.
+Arrays are time-major: T steps, N environments, then the shape of one sample.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Array = jax.Array
 PyTree = Any
 Params = Any
 Metrics = dict[str, Array]
-A = TypeVar("A")  # an array: of JAX inside XLA, of NumPy on the host
+A = TypeVar("A")  # a JAX array on the device, a NumPy array on the host
 
 
 class RunningStats(NamedTuple):
@@ -28,7 +28,7 @@ class RunningStats(NamedTuple):
 class PolicySnapshot(NamedTuple):
     """A policy: actor parameters and the observation statistics they were trained with.
 
-    To freeze a policy is to freeze both: with other statistics the same parameters are another policy.
+    Freezing a policy freezes both, since the same parameters with other statistics are a different policy.
     """
 
     params: Params
@@ -36,14 +36,14 @@ class PolicySnapshot(NamedTuple):
 
 
 class Step(NamedTuple, Generic[A]):
-    """One step of N environments, with what auto-reset would otherwise lose.
+    """One step of N environments, including the final observations that auto-reset replaces.
 
-    `obs` is what the policy sees next: after the end of an episode, the first observation of the next one. The true
-    successor is `next_obs`; if that is None, it is `obs` except for the environments `final_index`, where it is
-    `final_obs`.
+    `obs` is the policy's next input; after the end of an episode, it is the first observation of the next episode.
+    `next_obs` is the true successor. If it is None, the true successor is `obs`, except in the environments
+    `final_index`, where it is `final_obs`.
 
-    `reward`, `terminated` and `truncated` are learned from; the last two are never both true. `score` and
-    `episode_over` are reported. They differ if rewards are clipped, or if the loss of a life terminates for learning.
+    Learning uses `reward`, `terminated` and `truncated`; the last two are never both true. Reports use `score` and
+    `episode_over`. They differ from the former if rewards are clipped or if the loss of a life counts as terminal.
     """
 
     obs: A  # [N, ...]
@@ -53,7 +53,7 @@ class Step(NamedTuple, Generic[A]):
     next_obs: A | None = None  # [N, ...]
     score: A | None = None  # [N] float32; None: the same as `reward`
     episode_over: A | None = None  # [N] bool; None: terminated or truncated
-    valid: A | None = None  # [N] bool, False for artefacts of auto-reset, which are not learned from; None: all valid
+    valid: A | None = None  # [N] bool, False for artefacts of auto-reset, which learning ignores; None: all valid
     final_index: A | None = None  # [K] int32
     final_obs: A | None = None  # [K, ...]
 
@@ -69,39 +69,39 @@ class Rollout(NamedTuple):
     truncated: Array  # [T, N] bool
     behaviour_log_prob: Array  # [T, N] log beta_k(a_t | s_t)
     behaviour_dist: Distribution  # leaves [T, N, ...]: beta_k's distribution at s_t
-    discounted_return: Array  # [T, N] discounted sum of the episode's rewards so far, the one at t included
-    valid: Array | None = None  # [T, N] bool; None: every step counts
+    discounted_return: Array  # [T, N] discounted sum of the episode's rewards up to and including t
+    valid: Array | None = None  # [T, N] bool; None: all valid
 
 
 class Episodes(NamedTuple):
-    """The episodes that ended during a round, summed."""
+    """Sums over the episodes that ended during a round, shapes []."""
 
     returns: Array
     lengths: Array
-    finished: Array  # how many
+    finished: Array  # number of episodes
 
 
 class Evidence(NamedTuple):
-    """What a criterion may look at: measured on the round's batch, shapes [].
+    """The inputs of a criterion: statistics of the round's batch, shapes [].
 
-    y_t is the estimate of V^pi(s_t) that the critic learns towards, v_k and v_{k+1} are the critic before and after the
-    round's gradient steps, beta_k and beta_{k+1} the behavioural policy, and pi the frozen target.
+    y_t is the critic's target, an estimate of V^pi(s_t) for the frozen target policy pi. v_k and v_{k+1} are the critic
+    before and after the round's gradient steps, beta_k and beta_{k+1} the behavioural policy.
     """
 
     diff_target: Array  # mean |y_t - v_k(s_t)|
     diff_network: Array  # mean |v_{k+1}(s_t) - v_k(s_t)|
     scale: Array  # mean |y_t|
-    kl_step: Array  # mean KL(beta_k || beta_{k+1}): how far the behavioural policy moved
-    kl_drift: Array  # mean KL(pi || beta_k): how far it was from the target
-    kl_jump: Array  # mean KL(pi || beta_{k+1}): how far the target would move now
-    ratio_ess: Array  # effective sample size of pi / beta_k, as a share of the batch
+    kl_step: Array  # mean KL(beta_k || beta_{k+1}): step of the behavioural policy
+    kl_drift: Array  # mean KL(pi || beta_k): distance from the target to the behavioural policy
+    kl_jump: Array  # mean KL(pi || beta_{k+1}): step of the target if the criterion accepts
+    ratio_ess: Array  # effective sample size of the ratio pi / beta_k, as a fraction of the batch
 
 
 class Distribution(Protocol):
     """A distribution over actions, as a tuple of arrays with leading axes [...]."""
 
     def perturbed(self, noise: Array) -> Array:
-        """A sample for each draw of standard noise."""
+        """Actions, as a deterministic function of standard noise."""
         ...
 
     def sample(self, key: Array) -> Array: ...
@@ -117,15 +117,15 @@ class Distribution(Protocol):
         ...
 
 
-ActorCritic = Callable[[Array], tuple[Distribution, Array]]  # of raw observations
+ActorCritic = Callable[[Array], tuple[Distribution, Array]]  # raw observations -> (distribution, values)
 
 
 class Networks(NamedTuple):
     """An actor and a critic as pure functions.
 
     `policy(snapshot)` and `value(params, obs_stats)` bind parameters and return a function of raw observations. If the
-    environment has a table of observations, binding evaluates the network once per row and the returned function looks
-    up: bind outside a loop over steps, call inside.
+    environment has a table of observations, binding evaluates the network on every row, and the returned function looks
+    up results. Therefore bind outside a loop over steps and call inside.
     """
 
     init: Callable[[Array], Params]  # key -> {"actor": ..., "critic": ...}
@@ -134,7 +134,7 @@ class Networks(NamedTuple):
     fused_actor_critic: Callable[[Params, RunningStats | None], ActorCritic] | None = None  # if one pass is faster
 
     def actor_critic(self, params: Params, obs_stats: RunningStats | None) -> ActorCritic:
-        """Distribution and value, fused if possible."""
+        """Distribution and value, from one fused pass if available."""
         if self.fused_actor_critic is not None:
             return self.fused_actor_critic(params, obs_stats)
         policy, value = self.policy(PolicySnapshot(params["actor"], obs_stats)), self.value(params, obs_stats)

@@ -52,7 +52,7 @@ def test_what_a_run_does_beside_its_rounds_is_taken_off(monkeypatch):
 def test_a_measurement_drowned_by_the_start_is_refused(monkeypatch):
     monkeypatch.setattr(harness, "timed", lambda f: Timing(1.0, 1.0))
     c = Contender("peer", 100, lambda rounds: None, overhead=lambda: None)
-    with pytest.raises(RuntimeError, match="peer: 7 rounds took no longer than its start"):
+    with pytest.raises(RuntimeError, match="peer: expected 7 rounds to take longer than the fixed overhead"):
         harness.measure([c], 1, {"peer": 7}, 1)
 
 

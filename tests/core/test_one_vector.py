@@ -74,5 +74,5 @@ def test_identity_leaves_everything() -> None:
 
 
 def test_types_are_not_mixed() -> None:
-    with pytest.raises(ValueError, match=r"^example: expected one type.*, got leaves of bfloat16, float32$"):
+    with pytest.raises(ValueError, match=r"^example: expected leaves of one dtype, got bfloat16, float32$"):
         one_vector.like({"a": jnp.zeros(2), "b": jnp.zeros(2, jnp.bfloat16)})

@@ -228,7 +228,7 @@ def test_theory_study_end_to_end(tmp_path, capsys):
 
 def test_a_broken_statement_is_an_error():
     line = {"statement": "Lemma x", "expected": "holds", "violations": 1}
-    with pytest.raises(RuntimeError, match="should hold were violated: Lemma x"):
+    with pytest.raises(RuntimeError, match="expected no violation of true statements, got Lemma x"):
         theory_study.raise_if_violated({"random": [line], "four_rooms": []})
 
 

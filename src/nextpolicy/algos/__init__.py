@@ -1,4 +1,4 @@
-"""How a learner learns: each algorithm is one file with a class; the registry is here."""
+"""Learning algorithms: one class per file, and the registry."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ VARIANTS: dict[str, tuple[type[Algorithm], Pace]] = {}  # values of `--algo`: (a
 
 
 def register(algorithm: type[Algorithm]) -> None:
-    """Make an algorithm available by the names of its variants."""
+    """Add an algorithm to the registry. `--algo` then accepts the names of its variants."""
     taken = [name for name in algorithm.variants if name in VARIANTS]
     if algorithm.name in ALGORITHMS or taken:
         got = taken[0] if taken else algorithm.name

@@ -1,4 +1,4 @@
-"""What the loop asks of an algorithm."""
+"""The interface between the training loop and an algorithm."""
 
 from __future__ import annotations
 
@@ -8,50 +8,52 @@ from nextpolicy.core.shards import Shards
 from nextpolicy.settings import Settings
 from nextpolicy.types import Array, Evidence, Metrics, Networks, PolicySnapshot, PyTree, Rollout
 
-# How a variant of an algorithm updates its target: every round, every `static_k` rounds, or when the criterion accepts.
+# When a variant updates its target: every round, every `static_k` rounds, or when the criterion accepts.
 Pace = Literal["plain", "static", "dynamic"]
 
 
 class Parts(NamedTuple):
-    """What an algorithm is built from, besides its settings."""
+    """The arguments of an algorithm's constructor, besides its settings."""
 
     networks: Networks
     obs_shape: tuple[int, ...]
-    batch_size: int  # samples of a round on one shard
+    batch_size: int  # samples per round on one shard
     shards: Shards
 
 
 class Algorithm(Protocol):
-    """How a learner learns from a round of data. Every method but the constructor must be traceable by JAX.
+    """Learns from one round of data. All methods except the constructor must be traceable by JAX.
 
-    `settings` holds the static settings at construction; in `learn` its traced fields are the member's numbers. Every
-    algorithm has a traced `gamma`, since collection sums discounted rewards.
+    The constructor reads the static fields of `settings`. In `learn`, the traced fields of `settings` are arrays that
+    hold the member's values. Every algorithm has a traced field `gamma`, which collection needs for discounted returns.
     """
 
     name: ClassVar[str]
     settings: ClassVar[type[Settings]]
-    variants: ClassVar[dict[str, Pace]]  # names for `--algo`
+    variants: ClassVar[dict[str, Pace]]  # by the names that `--algo` accepts
 
     def __init__(self, settings: Any, parts: Parts) -> None: ...
 
     def init(self, key: Array) -> PyTree:
-        """A fresh learner: parameters, optimiser, statistics."""
+        """The initial learner: parameters, optimiser state, statistics."""
         ...
 
     def behaviour(self, learner: Any) -> PolicySnapshot:
-        """The policy that collects data."""
+        """The behavioural policy, which collects data."""
         ...
 
     def learn(
         self, settings: Any, learner: Any, target: PolicySnapshot, rollout: Rollout, key: Array, progress: Array
     ) -> tuple[PyTree, Evidence, Metrics]:
-        """Evaluate the frozen target on the rollout and improve the behavioural policy against it.
+        """Evaluate the frozen target on the rollout and improve the behavioural policy.
 
         key       the same on all shards
-        progress  share of the rounds done, in [0, 1)
+        progress  fraction of the rounds done, in [0, 1)
+
+        Returns the learner after the round, the evidence for the criterion, and metrics.
         """
         ...
 
     def warm_up(self, learner: Any, rollout: Rollout) -> PyTree:
-        """Learn nothing from random actions but the statistics that normalise data."""
+        """Update only the statistics that normalise data, from a rollout of random actions."""
         ...

@@ -1,8 +1,8 @@
-"""Proximal policy optimisation (Schulman et al., 2017) that evaluates a frozen target policy.
+"""Proximal policy optimisation (Schulman et al., 2017) with a frozen target policy: PPO and Stable-Value PPO.
 
-One round is the body of Algorithm 3 of Sandhu and Parr, "Approximate Next Policy Sampling" (arXiv 2605.05481): V-trace
-targets and advantages of the target policy pi from data of the behavioural policy beta_k, then clipped gradient steps
-from beta_k to beta_{k+1}. If the target is always beta_k, the ratios are 1 and this is PPO.
+One round is the loop body of Algorithm 3 of Sandhu and Parr, "Approximate Next Policy Sampling" (arXiv 2605.05481). It
+computes V-trace targets and advantages of the target policy pi from data of the behavioural policy beta_k, then takes
+clipped gradient steps from beta_k to beta_{k+1}. If pi is always beta_k, all ratios are 1 and this is PPO.
 """
 
 from __future__ import annotations
@@ -18,66 +18,55 @@ import jax.numpy as jnp
 from nextpolicy.algos.base import Pace, Parts
 from nextpolicy.core import losses, minibatch, one_vector, returns, running_stats
 from nextpolicy.settings import INT32_MAX, ConfigError, Settings, pytree, setting
-from nextpolicy.types import (
-    Array,
-    Distribution,
-    Evidence,
-    Metrics,
-    Params,
-    PolicySnapshot,
-    PyTree,
-    Rollout,
-    RunningStats,
-)
+from nextpolicy.types import Array, Distribution, Evidence, Metrics, Params, PolicySnapshot, Rollout, RunningStats
 
 if TYPE_CHECKING:
     import optax
 
-_BELOW_ONE = 1 - 2**-24  # the last float32 below 1
-_MAX_LOG_RATIO = 20.0  # exp(20) is 5e8: beyond any clip in use, and its square is still a float32
+_BELOW_ONE = 1 - 2**-24  # the largest float32 below 1
+_MAX_LOG_RATIO = 20.0  # exp(20) = 5e8 is above any clip in use, and its square is finite in float32
 
 
 @pytree
 @dataclass(frozen=True)
 class PPOSettings(Settings):
-    """Estimation and the PPO objective."""
+    """Settings of PPO and SV-PPO."""
 
     epochs: int = setting(4, "Passes over a round's batch.", low=1, high=10_000)
     minibatch_size: int = setting(
         1024,
-        "Samples per gradient step; must divide num_envs * rollout_length. If a preset's does not, the number of "
-        "minibatches is kept instead.",
+        "Samples per gradient step; must divide num_envs * rollout_length. If a preset's value does not, it is "
+        "changed to keep the preset's number of minibatches.",
         low=1,
         high=INT32_MAX,
     )
-    learning_rate: float = setting(3e-4, "Adam's learning rate at the start.", traced=True, low=0, high=1e6)
+    learning_rate: float = setting(3e-4, "Initial learning rate of Adam.", traced=True, low=0, high=1e6)
     learning_rate_final: float = setting(
-        0.0, "Learning rate at the end; it falls linearly with the rounds.", traced=True, low=0, high=1e6
+        0.0, "Final learning rate, reached by linear decay over the rounds.", traced=True, low=0, high=1e6
     )
     gamma: float = setting(0.99, "Discount factor.", traced=True, low=0, high=_BELOW_ONE, interval="in [0, 1)")
     lam: float = setting(
         0.95, "Trace decay of GAE, Retrace and V-trace.", traced=True, low=0, high=1, interval="in [0, 1]"
     )
-    clip: float = setting(0.2, "Clip range of the ratio of successive behavioural policies.", traced=True, low=0)
+    clip: float = setting(0.2, "Clip range of the probability ratio beta_{k+1} / beta_k.", traced=True, low=0)
     value_clip: float = setting(
-        0.2, "How far a value may move per round before its loss is clipped; inf for no clip.", traced=True, low=0
+        0.2, "Clip range of the change of a value per round in the value loss; inf for no clip.", traced=True, low=0
     )
     value_coef: float = setting(0.5, "Weight of the value loss.", traced=True, low=0, high=1e6)
     entropy_coef: float = setting(0.01, "Weight of the entropy bonus.", traced=True, low=-1e6, high=1e6)
-    max_grad_norm: float = setting(0.5, "Global norm that gradients are clipped to.", traced=True, low=0)
+    max_grad_norm: float = setting(0.5, "Maximum global norm of the gradients.", traced=True, low=0)
     rho_min: float = setting(0.0, "Lower clip of the importance ratio in V-trace.", traced=True, low=0, high=1e6)
     rho_max: float = setting(5.0, "Upper clip of the importance ratio in V-trace.", traced=True, low=0)
     adam_eps: float = setting(1e-5, "Adam's epsilon.", low=0, high=1e6)
     advantage_kind: Literal["paper", "retrace", "vtrace"] = setting(
         "paper",
-        "Off-policy advantage: the paper's equation, the same with the next step's trace (Retrace on state values, "
-        "also biased), or V-trace.",
+        "Off-policy advantage: the paper's equation; Retrace's traces on state values, also biased; or V-trace.",
     )
     advantage_norm: Literal["scale", "standardise", "none"] = setting(
-        "scale", "Divide advantages by their standard deviation, also centre them, or neither."
+        "scale", "Divide advantages by their standard deviation, also subtract their mean, or neither."
     )
     truncation: Literal["bootstrap", "terminal"] = setting(
-        "bootstrap", "Whether a time limit bootstraps from the true successor or counts as termination."
+        "bootstrap", "At a time limit, bootstrap from the true successor or treat the step as terminal."
     )
     normalise_obs: bool = setting(False, "Whether observations are normalised by running statistics.")
     normalise_reward: bool = setting(
@@ -85,7 +74,7 @@ class PPOSettings(Settings):
     )
 
     def check(self, batch_size: int) -> None:
-        """Minibatches must divide the batch, and the clips of the ratio must be in order."""
+        """The minibatch size must divide the batch size, and rho_min must not exceed rho_max."""
         if batch_size % self.minibatch_size:
             raise ConfigError(
                 f"minibatch_size: expected a divisor of the batch, num_envs * rollout_length = {batch_size}, "
@@ -95,21 +84,21 @@ class PPOSettings(Settings):
             raise ConfigError(f"rho_min: expected at most rho_max, {self.rho_max:g}, got {self.rho_min:g}")
 
     def environment_shards(self, num_envs: int) -> int:
-        """Every shard takes an equal part of the environments and of each minibatch."""
+        """Each shard holds an equal part of the environments and of each minibatch."""
         return math.gcd(num_envs, self.minibatch_size)
 
 
 class Learner(NamedTuple):
-    """What learns: the behavioural policy is `params["actor"]` and `obs_stats`."""
+    """The state of the algorithm. The behavioural policy is `params["actor"]` with `obs_stats`."""
 
     params: Params  # {"actor", "critic"}
     obs_stats: RunningStats | None
-    opt_state: PyTree
+    opt_state: optax.OptState
     reward_stats: RunningStats | None  # of the discounted return
 
 
 class Targets(NamedTuple):
-    """What a round learns towards, all [T, N] and constant during its gradient steps."""
+    """The targets of a round, all [T, N] and constant during its gradient steps."""
 
     value: Array  # v_k(s_t): the critic before this round's gradient steps
     value_target: Array  # y_t: V-trace estimate of V^pi(s_t) for the frozen target pi
@@ -118,7 +107,7 @@ class Targets(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """What a gradient step reads of each transition, besides the observation."""
+    """The part of a transition that a gradient step reads, besides the observation."""
 
     action: Array
     behaviour_log_prob: Array
@@ -128,7 +117,7 @@ class _Sample(NamedTuple):
     valid: Array | None
 
 
-_TERMS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")  # of the objective
+_TERMS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")  # metrics of the objective
 
 
 class PPO:
@@ -143,7 +132,7 @@ class PPO:
         self.networks, self.shards = parts.networks, parts.shards
 
     def init(self, key: Array) -> Learner:
-        """Fresh parameters, and statistics of no samples."""
+        """Initial parameters and empty statistics."""
         params = self.networks.init(key)
         return Learner(
             params=params,
@@ -153,7 +142,7 @@ class PPO:
         )
 
     def behaviour(self, learner: Learner) -> PolicySnapshot:
-        """beta: the actor and the statistics it reads observations with."""
+        """beta: the actor and the statistics that normalise its observations."""
         return PolicySnapshot(learner.params["actor"], learner.obs_stats)
 
     def learn(
@@ -165,19 +154,19 @@ class PPO:
         key: Array,
         progress: Array,
     ) -> tuple[Learner, Evidence, Metrics]:
-        """Evaluate pi on data of beta_k, then improve beta_k against the critic of pi, and the critic towards y."""
+        """Evaluate pi on data of beta_k, then take gradient steps on the actor beta_k and the critic v_k."""
         learning_rate = settings.learning_rate + progress * (settings.learning_rate_final - settings.learning_rate)
         target_dist = self.networks.policy(target)(rollout.obs)
         targets = self.evaluate_target(settings, learner, rollout, target_dist.log_prob(rollout.action))
         params, opt_state, fit = self.improve(settings, learner, rollout, targets, learning_rate, self.shards.key(key))
-        # Statistics roll forward once, here: beta_{k+1} is the new parameters and the new statistics.
+        # Statistics are updated only here: beta_{k+1} has the new parameters and the new statistics.
         learned = self.warm_up(learner, rollout)._replace(params=params, opt_state=opt_state)
         evidence = self._evidence(learner, learned, rollout, targets, target_dist)
         metrics = fit | self._diagnostics(settings, rollout, targets)
         return learned, evidence, metrics | {"learning_rate": learning_rate, "finite": self._finite(rollout, params)}
 
     def warm_up(self, learner: Learner, rollout: Rollout) -> Learner:
-        """Observation and return statistics after this round's data; nothing else changes."""
+        """Update the observation and return statistics from this round's data."""
         obs, discounted, valid = minibatch.flatten((rollout.obs, rollout.discounted_return, rollout.valid))
         obs_stats, reward_stats, axis = learner.obs_stats, learner.reward_stats, self.shards.axis_name
         if obs_stats is not None:
@@ -189,7 +178,7 @@ class PPO:
     def evaluate_target(
         self, settings: PPOSettings, learner: Learner, rollout: Rollout, target_log_prob: Array
     ) -> Targets:
-        """V-trace targets and advantages of the frozen target, with the critic as it was before this round."""
+        """V-trace targets (Espeholt et al., 2018) and advantages of the frozen target, from the critic v_k."""
         value_of = self.networks.value(learner.params, learner.obs_stats)
         value, next_value = value_of(rollout.obs), value_of(rollout.next_obs)
         reward = rollout.reward
@@ -202,7 +191,8 @@ class PPO:
         lam, kind, rho_max = settings.lam, settings.advantage_kind, settings.rho_max
         value_target = returns.vtrace(ratio, *steps, lam=lam, rho_max=rho_max, rho_min=settings.rho_min)
         advantage = returns.retrace_gae(ratio, *steps, lam=lam, kind=kind, rho_max=rho_max)
-        return Targets(value, value_target, self._normalised(settings, advantage, rollout.valid), ratio)
+        advantage = losses.normalise_advantage(advantage, settings.advantage_norm, self.shards, rollout.valid)
+        return Targets(value, value_target, advantage, ratio)
 
     def improve(
         self,
@@ -212,8 +202,8 @@ class PPO:
         targets: Targets,
         learning_rate: Array,
         key: Array,
-    ) -> tuple[Params, PyTree, Metrics]:
-        """Epochs of minibatch gradient steps on the clipped objective; means of its terms over all steps."""
+    ) -> tuple[Params, optax.OptState, Metrics]:
+        """Several epochs of minibatch gradient steps on `objective`; metrics are means over all steps."""
         import optax
 
         obs, samples = minibatch.flatten(
@@ -223,7 +213,7 @@ class PPO:
         minibatches = batch_size * self.shards.count // settings.minibatch_size
         index = minibatch.indices(key, batch_size, epochs, minibatches)
         optimiser = self._optimiser()
-        # The fused networks read a narrow copy of the weights, which may as well come from one vector.
+        # Fused networks cast the weights to bfloat16 anyway, so unpacking them from one vector costs nothing extra.
         fused = self.networks.fused_actor_critic is not None
         form = one_vector.like(learner.params) if fused else one_vector.identity()
         loss = lambda params, *batch: self.objective(settings, learner, form.unpack(params), *batch)  # noqa: E731
@@ -239,7 +229,7 @@ class PPO:
             return (params, opt_state), jnp.stack([*(terms[name] for name in _TERMS), norm])  # one write, not six
 
         def one_epoch(carry: tuple[Params, Any], index: Array) -> tuple[tuple[Params, Any], Array]:
-            # Sort the small arrays once per epoch, so that gradient steps read them in order.
+            # Permute the small arrays once per epoch, so that gradient steps read them in order.
             return jax.lax.scan(one_step, carry, (index, minibatch.take(samples, index)))
 
         learned, terms = jax.lax.scan(one_epoch, form.pack((learner.params, learner.opt_state)), index)
@@ -249,7 +239,10 @@ class PPO:
     def objective(
         self, settings: PPOSettings, learner: Learner, params: Params, obs: Array, sample: _Sample
     ) -> tuple[Array, Metrics]:
-        """- clipped surrogate - entropy bonus + value loss, on one minibatch; the ratio is beta_theta / beta_k."""
+        """Loss -surrogate - entropy_coef entropy + value_coef value_loss of a minibatch, and metrics.
+
+        The ratio is beta_theta / beta_k.
+        """
         dist, value = self.networks.actor_critic(params, learner.obs_stats)(obs)
         log_ratio = dist.log_prob(sample.action) - sample.behaviour_log_prob
         ratio = jnp.exp(log_ratio)
@@ -269,7 +262,7 @@ class PPO:
     def _evidence(
         self, before: Learner, after: Learner, rollout: Rollout, targets: Targets, target_dist: Distribution
     ) -> Evidence:
-        """How far values and policies moved, on this round's states."""
+        """Changes of values and policies, averaged over this round's states."""
         mean = partial(self.shards.mean, valid=rollout.valid)
         next_value = self.networks.value(after.params, before.obs_stats)(rollout.obs)
         next_dist = self.networks.policy(self.behaviour(after))(rollout.obs)
@@ -299,16 +292,8 @@ class PPO:
 
         return jnp.isfinite(self.shards.mean(rollout.reward, rollout.valid)) & jnp.isfinite(optax.tree.norm(params))
 
-    def _normalised(self, settings: PPOSettings, advantage: Array, valid: Array | None) -> Array:
-        """Divided by the batch standard deviation; centred only on request, since that flips signs."""
-        if settings.advantage_norm == "none":
-            return advantage
-        mean = self.shards.mean(advantage, valid)
-        std = jnp.sqrt(self.shards.variance(advantage, valid))
-        return (advantage - (mean if settings.advantage_norm == "standardise" else 0.0)) / (std + 1e-8)
-
     def _optimiser(self) -> optax.GradientTransformation:
-        """Adam's direction; learning rate and norm clip are traced, so they are applied beside it."""
-        import optax  # a third of a second that configurations and reports do not need
+        """Adam without learning rate and norm clip, which are traced and applied in `improve`."""
+        import optax  # takes .3 s, which configurations and reports need not wait for
 
         return optax.scale_by_adam(eps=self.static.adam_eps)

@@ -1,1 +1,1 @@
-"""Speed, measured as ratios in one run: our algorithms, the simulator alone, and peers where they are present."""
+"""Speed benchmarks: nextpolicy, the simulator alone, and other libraries if present, as ratios within one run."""

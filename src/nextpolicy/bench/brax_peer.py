@@ -1,4 +1,4 @@
-"""Brax's own PPO, in this process. Its training is one call, so it runs in a thread that is let go turn by turn."""
+"""Brax's PPO in this process. Its training is a single call, so it runs in a thread that pauses between turns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nextpolicy.bench.contenders import Contender
 from nextpolicy.config import ConfigError, TrainConfig, presets
 from nextpolicy.envs.brax import make
 
-_TURNS = 1000  # more than will ever be asked for
+_TURNS = 1000  # more than any benchmark uses
 
 
 class _StopError(Exception):
@@ -22,16 +22,16 @@ class _StopError(Exception):
 
 
 def check(env: str) -> None:
-    """Raise where the work is not Brax's."""
+    """Raise unless the environment is a Brax environment."""
     if not env.startswith("brax/"):
         raise ConfigError(f"brax: expected environments of brax/, got {env}")
 
 
 def brax(env: str, members: int, fields: dict[str, Any]) -> Contender:
-    """`brax.training.agents.ppo.train`; one seed, since it has no other way: its rate is the same for any number.
+    """`brax.training.agents.ppo.train` with one seed, since it trains one seed at a time at the same rate.
 
-    Brax cuts a batch into minibatches by environments, so their number must divide that of environments: the nearest
-    divisor is taken, and the row says which.
+    Brax splits a batch into minibatches by environment, so the number of minibatches must divide the number of
+    environments. The nearest divisor is used and shown in the row.
     """
     config = presets.build(env, **fields)
     wanted = config.batch_size // config.algorithm.minibatch_size
@@ -44,7 +44,7 @@ def brax(env: str, members: int, fields: dict[str, Any]) -> Contender:
     def run(rounds: int) -> None:
         started = time.perf_counter()
         if training.run(rounds):
-            training.run(rounds)  # Brax compiles a second time for what its first turn gives back
+            training.run(rounds)  # Brax compiles again for the outputs of its first turn
             contender.compile_seconds = time.perf_counter() - started
 
     contender.run = run
@@ -52,13 +52,13 @@ def brax(env: str, members: int, fields: dict[str, Any]) -> Contender:
 
 
 def nearest_divisor(whole: int, wanted: int) -> int:
-    """The divisor of `whole` that is nearest to `wanted` by ratio; the larger of two."""
+    """The divisor of `whole` that is nearest to `wanted` by ratio; of two equally near, the larger."""
     divisors = [d for d in range(1, whole + 1) if whole % d == 0]
     return min(divisors, key=lambda d: (max(d / wanted, wanted / d), -d))
 
 
 class _OldJax:
-    """`jax`, with the `device_put_replicated` that it no longer has, for the one device that is used here."""
+    """`jax` with the removed function `device_put_replicated`, for a single device."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(jax, name)
@@ -69,7 +69,7 @@ class _OldJax:
 
 
 class _Turns:
-    """A training that does so many rounds whenever it is let go, always as many as the first time."""
+    """A training that runs a fixed number of rounds per turn and pauses in between."""
 
     def __init__(self, config: TrainConfig, name: str, minibatches: int) -> None:
         self.config, self.name, self.minibatches = config, name, minibatches
@@ -79,14 +79,14 @@ class _Turns:
         self.thread: threading.Thread | None = None
 
     def run(self, rounds: int) -> bool:
-        """Do `rounds` rounds and wait for them; True where this was the start, which compiles."""
+        """Run `rounds` rounds and wait for them. Returns True on the first call, which compiles."""
         first = self.thread is None
         if first:
             self.rounds = rounds
             self.thread = threading.Thread(target=self._train, daemon=True)
             self.thread.start()
         elif rounds != self.rounds:
-            raise ValueError(f"brax: expected {self.rounds}, which it was started with, got {rounds} rounds")
+            raise ValueError(f"brax: expected {self.rounds} rounds, as in the first turn, got {rounds}")
         self.go.release()
         self.done.acquire()
         if self.error is not None:
@@ -101,7 +101,7 @@ class _Turns:
             self.thread.join()
 
     def _turn(self, *_: Any) -> None:
-        """Brax calls this after each stretch of rounds."""
+        """Brax calls this after each turn."""
         self.done.release()
         self.go.acquire()
         if self.stopping:
@@ -113,17 +113,17 @@ class _Turns:
             self._call()
         except _StopError:
             return
-        except Exception as error:  # told where `run` waits
+        except Exception as error:  # re-raised in `run`
             self.error = error
             self.done.release()
 
     def _call(self) -> None:
-        environment = make(self.name, **self.config.environment.env_options)  # the same physics as ours
+        environment = make(self.name, **self.config.environment.env_options)  # the same physics as in nextpolicy
         from brax.training.agents.ppo import networks, train
         from flax import linen as nn
 
         if not hasattr(jax, "device_put_replicated"):
-            train.jax = _OldJax()  # brax 0.14.2 calls it, and newer JAX has dropped it
+            train.jax = _OldJax()  # brax 0.14.2 calls it, but newer versions of JAX do not have it
         config, ppo = self.config, self.config.algorithm
         num_envs, hidden = config.environment.num_envs, config.net.hidden
         activation = {"tanh": nn.tanh, "relu": nn.relu, "silu": nn.silu}[config.net.activation]

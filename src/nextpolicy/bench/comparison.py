@@ -1,4 +1,4 @@
-"""Compare contenders on the same work: they take turns on warm programs, and compile time is counted separately."""
+"""Compares contenders on the same work. They take turns with compiled programs; compile time is reported separately."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from nextpolicy.run.folder import describe_machine
 from nextpolicy.runfiles import write_json
 
 OWN = ("ppo", "sv-static", "sv-dynamic", "all", "simulator")
-ELSEWHERE = tuple(process.PACKAGES)  # peers that may have a Python of their own
+ELSEWHERE = tuple(process.PACKAGES)  # peers that run in another Python interpreter
 PEERS = ("purejaxrl", "brax", *ELSEWHERE)
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to measure, and where other libraries are.
+    """Options of the measurement, and paths of other libraries.
 
     seconds          intended length of one measurement
     repeats          turns of each contender
-    compile_threads  compile all works side by side first; with 1 each is compiled right before it is measured
-    until_return     also measure the time until a round's mean episode return reaches this
-    purejaxrl        checkout of PureJaxRL
-    pythons          interpreters of peers by name
+    compile_threads  if above 1, all works compile in parallel first; if 1, each compiles just before its measurement
+    until_return     if given, also measure the time until the mean episode return of a round reaches this
+    purejaxrl        path of a PureJaxRL checkout
+    pythons          Python interpreters of peers by name
     """
 
     seconds: float = 3.0
@@ -49,7 +49,7 @@ class Options:
 
 
 def compare(works: Sequence[Work], names: Sequence[str], options: Options, out: Path | None = None) -> None:
-    """Measure the contenders on every work and print the tables; `out` keeps every number as JSON."""
+    """Measure the contenders on every work and print tables. All numbers are written to `out` as JSON."""
     for work in works:
         for name in names:
             check(name, work, options)
@@ -64,7 +64,7 @@ def compare(works: Sequence[Work], names: Sequence[str], options: Options, out: 
 
 
 def check(name: str, work: Work, options: Options) -> None:
-    """Raise if a contender cannot do the work, before anything is compiled."""
+    """Raise if a contender does not support the work, before compilation."""
     presets.build(work.env, **work.fields)
     if name == "purejaxrl":
         peers.check_purejaxrl(options.purejaxrl, work.env, work.fields)
@@ -77,12 +77,12 @@ def check(name: str, work: Work, options: Options) -> None:
 
 
 def make(name: str, work: Work, options: Options) -> Contender:
-    """A contender, ready to do rounds of the work."""
+    """The contender `name` for this work, compiled."""
     where = (work.env, work.members, work.fields)
     if name == "simulator":
         return contenders.simulator(*where)
     if name == "purejaxrl":
-        assert options.purejaxrl is not None  # `check` has seen to it
+        assert options.purejaxrl is not None  # ensured by `check`
         return peers.purejaxrl(options.purejaxrl, *where)
     if name == "brax":
         return brax_peer.brax(*where)
@@ -95,7 +95,7 @@ Prepared = tuple[Work, list[Contender], dict[str, int]]
 
 
 def _prepared(works: Sequence[Work], names: Sequence[str], options: Options, failed: list[str]) -> Iterator[Prepared]:
-    """Works ready to be measured, in order. With several threads, all are prepared before the first is measured."""
+    """Yields works ready for measurement. With several threads, all works compile before the first is measured."""
 
     def prepare(work: Work) -> tuple[list[Contender], dict[str, int]]:
         made: list[Contender] = []
@@ -110,7 +110,7 @@ def _prepared(works: Sequence[Work], names: Sequence[str], options: Options, fai
         at_once = options.compile_threads > 1
         futures = [pool.submit(prepare, work) for work in works] if at_once else []
         for future in futures:
-            future.exception()  # waits: other works must not compile while one is measured
+            future.exception()  # waits, since no work must compile while another is measured
         for i, work in enumerate(works):
             try:
                 made, rounds = futures[i].result() if at_once else prepare(work)
@@ -151,10 +151,10 @@ def _close(made: list[Contender]) -> None:
 
 @contextlib.contextmanager
 def _shared_programs() -> Iterator[None]:
-    """Compile each program once: our algorithms are one program with different numbers.
+    """Compile each program once, since the algorithms of nextpolicy share one program.
 
-    Compiled programs are kept in a temporary folder, so that the first contender still shows the compile time. A
-    folder that the user has set is used as it is.
+    Compiled programs are cached in a temporary folder, so that the first contender still has a compile time. If the
+    user has set a cache folder, that one is used.
     """
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         yield

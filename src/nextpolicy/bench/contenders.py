@@ -1,4 +1,4 @@
-"""Our own contenders. Each does rounds of the same work and says how long they took."""
+"""The contenders of nextpolicy: its algorithms and the simulator alone. All run rounds of the same work."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ from nextpolicy.run.job import make_job
 
 
 class Timing(NamedTuple):
-    """What a piece of work took: on the clock, and of processors (user and system time, all threads)."""
+    """Wall-clock time and CPU time (user and system, all threads)."""
 
     seconds: float
     cpu_seconds: float
 
 
 class Reached(NamedTuple):
-    """When a return was reached: by half of the members, each by the mean of the episodes that one round finished."""
+    """When half of the members reached a return, measured as the mean over the episodes that ended in a round."""
 
     seconds: float | None  # None: not within the training budget
-    env_steps: int  # of one member, up to then
-    there: int  # members that had reached it when the measurement ended
+    env_steps: int  # steps of one member until then
+    there: int  # number of members that reached it before the measurement ended
 
 
-Memory = tuple[int, str] | None  # peak bytes, and whose: "contender" or "process"; None: ask this process
+Memory = tuple[int, str] | None  # (peak bytes, "contender" or "process"); None: use the peak of this process
 
 
 @dataclass
 class Contender:
-    """Something that does rounds of environment steps; `run(rounds)` blocks until they are done."""
+    """A program under measurement. `run(rounds)` blocks until the rounds are done."""
 
     name: str
     steps_per_round: int
     run: Callable[[int], Any]
     compile_seconds: float = 0.0
-    overhead: Callable[[], Any] | None = None  # what a run does beside its rounds, to be taken off
-    one_length: bool = False  # every number of rounds is a program of its own
-    clock: Callable[[int], Timing] | None = None  # in place of `run`, where the contender has its own clock
+    overhead: Callable[[], Any] | None = None  # fixed work of a run besides its rounds, to be subtracted
+    one_length: bool = False  # each number of rounds needs its own compilation
+    clock: Callable[[int], Timing] | None = None  # replaces `run` if the contender measures its own time
     memory: Callable[[], Memory] = lambda: None
     until: Callable[[float], Reached] | None = None
     close: Callable[[], None] = lambda: None
 
 
 def timed(function: Callable[[], Any]) -> Timing:
-    """What it takes until everything `function` returns is there."""
+    """The time until all outputs of `function` are computed."""
     cpu, clock = _cpu_seconds(), time.perf_counter()
     jax.block_until_ready(function())
     return Timing(time.perf_counter() - clock, _cpu_seconds() - cpu)
@@ -65,11 +65,11 @@ def _cpu_seconds() -> float:
 
 
 def ours(env: str, algo: str, members: int, fields: dict[str, Any]) -> Contender:
-    """Our trainer with `members` members: seeds of one algorithm, or of several separated by commas."""
+    """nextpolicy with `members` members: seeds of one algorithm, or of several, separated by commas in `algo`."""
     algos = algo.split(",")
     config = presets.build(env, algo=tuple(algos), seeds=members // len(algos), **fields)
     if len(config.members()) != members:
-        raise ConfigError(f"members: expected a multiple of {len(algos)}: a share for each of {algo}, got {members}")
+        raise ConfigError(f"members: expected a multiple of {len(algos)}, the number of algorithms, got {members}")
     started = time.perf_counter()
     job = make_job(config)
     program = job.program()
@@ -81,7 +81,7 @@ def ours(env: str, algo: str, members: int, fields: dict[str, Any]) -> Contender
     def run(rounds: int) -> Any:
         metrics: Any = None
         while rounds > 0:
-            if now["done"] >= config.num_rounds:  # beyond its end the learning rate would turn negative
+            if now["done"] >= config.num_rounds:  # beyond the end, the learning rate would become negative
                 now.update(state=fresh(), done=0)
             length = min(rounds, program.capacity, config.num_rounds - now["done"])
             now["state"], metrics, _ = program.block(now["state"], length)
@@ -102,7 +102,7 @@ def ours(env: str, algo: str, members: int, fields: dict[str, Any]) -> Contender
 
 
 def _until(program: Any, state: Any, config: Any, target: float) -> Reached:
-    """Train in blocks of a fiftieth of the budget; inside a block, rounds count as equally long."""
+    """Train in blocks of 1/50 of the budget. All rounds of a block count as equally long."""
     block = max(1, min(program.capacity, config.num_rounds // 50))
     seconds: list[float] = []
     returns = np.zeros((len(config.members()), 0))
@@ -119,7 +119,7 @@ def _until(program: Any, state: Any, config: Any, target: float) -> Reached:
 
 
 def reached(returns: np.ndarray, seconds: np.ndarray, steps_per_round: int, target: float) -> Reached:
-    """From mean returns [M, R] of each round and the time [R] at its end; NaN where no episode finished."""
+    """`Reached` from mean returns [M, R] per round, NaN if no episode ended, and the times [R] at the end of rounds."""
     above = np.nan_to_num(returns, nan=-np.inf) >= target
     first = np.where(above.any(axis=1), above.argmax(axis=1), returns.shape[1])
     middle = int(np.sort(first)[(len(first) - 1) // 2])
@@ -130,7 +130,7 @@ def reached(returns: np.ndarray, seconds: np.ndarray, steps_per_round: int, targ
 
 
 def simulator(env: str, members: int, fields: dict[str, Any]) -> Contender:
-    """Random actions in as many environments as the population has, and nothing else."""
+    """Random actions in as many environments as the population has, without learning."""
     config = presets.build(env, **fields)
     made = make_job(config.replace(normalise_obs=False)).env
     if is_host_env(made):
@@ -161,7 +161,7 @@ def simulator(env: str, members: int, fields: dict[str, Any]) -> Contender:
 
 
 def program_memory(stats: Any) -> Memory:
-    """Most bytes a compiled program holds at once: its arguments, results and workspace, on each device."""
+    """Peak bytes of a compiled program on each device: arguments, outputs and temporary buffers."""
     if stats is None:
         return None
     held = stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
@@ -169,7 +169,7 @@ def program_memory(stats: Any) -> Memory:
 
 
 def _memory_of(name: str, donated: int) -> Memory:
-    """That of the loaded program of this name that is given so many bytes to reuse."""
+    """The memory of the loaded program with this name and this many donated bytes."""
     for program in jax.local_devices()[0].client.live_executables():
         stats = program.get_compiled_memory_stats()
         if program.hlo_modules()[0].name == name and stats.alias_size_in_bytes == donated:

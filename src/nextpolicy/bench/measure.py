@@ -1,4 +1,4 @@
-"""From contenders to rows of numbers: how long to run, in which turn, and what the ratios are."""
+"""Measurement of contenders: number of rounds, turns, and rows with rates and ratios."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ _MOST_ROUNDS = 2000
 
 
 def lengths(made: list[Contender], seconds: float) -> dict[str, int]:
-    """Rounds for each to take about `seconds`, all warm.
+    """The number of rounds that takes each contender about `seconds`, after compilation.
 
-    A contender whose every length is a program of its own takes those of the one before it: finding its own would
-    cost further compilations.
+    A contender that compiles for each number of rounds uses that of the previous contender, which saves compilations.
     """
     found: dict[str, int] = {}
     for c in made:
@@ -29,35 +28,40 @@ def lengths(made: list[Contender], seconds: float) -> dict[str, int]:
 
 
 def _length(c: Contender, seconds: float) -> int:
-    """Rounds that take about `seconds`, warm."""
+    """The number of rounds that takes about `seconds`, after compilation."""
     c.run(2)
     each = max(take(c, 2).seconds / 2, 1e-5)
     return int(min(max(seconds / each, 2), _MOST_ROUNDS))
 
 
 def take(c: Contender, rounds: int) -> Timing:
-    """What `rounds` rounds take, without what a run does beside them."""
+    """The time of `rounds` rounds, without fixed overhead."""
     if c.clock is not None:
         return c.clock(rounds)
     whole = timed(lambda: c.run(rounds))
     if c.overhead is None:
         return whole
-    fixed = np.median([timed(c.overhead) for _ in range(3)], axis=0)  # short, so that a hiccup would weigh on it
+    fixed = np.median(
+        [timed(c.overhead) for _ in range(3)], axis=0
+    )  # a median, since outliers matter in short measurements
     return Timing(*(np.asarray(whole) - fixed).tolist())
 
 
 def measure(made: list[Contender], members: int, rounds: dict[str, int], repeats: int) -> list[dict[str, Any]]:
-    """A row for each contender, and one for each of our algorithms as a ratio to our PPO.
+    """One row per contender, and one per algorithm of nextpolicy as a ratio to its PPO.
 
-    They take turns, so that a slow minute of the machine hits them alike; a ratio is the median over turns of the
-    ratio within the turn. `cpu_ratio` compares the processor time of a step and hardly feels other people's load.
+    Contenders take turns, so that a slow phase of the machine affects all of them. A ratio is the median over turns of
+    the ratio within a turn. `cpu_ratio` compares CPU time per step and hardly depends on other load.
     """
     rates: dict[str, list[tuple[float, float]]] = {c.name: [] for c in made}
     for _ in range(repeats):
         for c in made:
             took, steps = take(c, rounds[c.name]), c.steps_per_round * rounds[c.name]
             if took.seconds <= 0:
-                raise RuntimeError(f"{c.name}: {rounds[c.name]} rounds took no longer than its start; more --seconds")
+                raise RuntimeError(
+                    f"{c.name}: expected {rounds[c.name]} rounds to take longer than the fixed overhead, "
+                    f"got {took.seconds:.2g} s without it; increase --seconds"
+                )
             rates[c.name].append((steps / took.seconds, steps / max(took.cpu_seconds, 1e-9)))
     table = {name: np.asarray(pairs) for name, pairs in rates.items()}
     first = table[made[0].name]
@@ -66,7 +70,7 @@ def measure(made: list[Contender], members: int, rounds: dict[str, int], repeats
 
 
 def _row(c: Contender, rates: np.ndarray, first: np.ndarray) -> dict[str, Any]:
-    """`rates` [turns, 2]: steps per second and per processor second."""
+    """`rates` [turns, 2]: steps per second and per CPU second."""
     memory, whose = c.memory() or (peak_memory(), "process")
     return {
         "contender": c.name,
@@ -97,7 +101,7 @@ def _against_ppo(rates: dict[str, np.ndarray]) -> list[dict[str, Any]]:
 
 
 def peak_memory() -> int:
-    """Most bytes in use so far: on the device where it says, else of this process."""
+    """Peak bytes in use so far: of the device if it reports them, else of this process."""
     stats = jax.local_devices()[0].memory_stats()
     if stats and "peak_bytes_in_use" in stats:
         return int(stats["peak_bytes_in_use"])
@@ -105,9 +109,9 @@ def peak_memory() -> int:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows for people; ratios are to the first contender with as many members.
+    """The rows as a text table. Ratios are relative to the first contender with as many members.
 
-    A `*` marks memory that is a whole process's, where that of the contender's programs alone is not known.
+    `*` marks the memory of a whole process, shown if that of the contender alone is unknown.
     """
     head = (
         f"{'contender':<40} {'members':>7} {'steps/s':>12} {'ratio':>7} {'by CPU':>7} {'spread':>7} {'compile':>8} "
@@ -129,13 +133,13 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def until_return(made: list[Contender], members: int, target: float) -> list[dict[str, Any]]:
-    """Time to a given return for every contender that can tell, compilation apart."""
+    """Time to a given return, without compilation, for every contender that supports it."""
     able = [(c.name, c.until(target)) for c in made if c.until is not None]
     return [{"contender": name, "members": members, "until_return": target, **got._asdict()} for name, got in able]
 
 
 def until_table(rows: list[dict[str, Any]]) -> str:
-    """Those rows for people."""
+    """The rows of `until_return` as a text table."""
     head = f"{'contender':<40} {'members':>7} {'return':>10} {'seconds':>9} {'env steps':>12} {'there':>6}"
     return "\n".join([head, *(_until_line(row) for row in rows)])
 

@@ -1,16 +1,16 @@
-"""A peer's side of the benchmark: run by path in the peer's own interpreter, which need not know nextpolicy.
+"""The worker process of a peer. It runs as a script in the peer's interpreter, which need not have nextpolicy.
 
 It reads and writes one JSON object per line:
 
     in    the work: {"peer": "sb3", "env": "CartPole-v1", "num_envs": 16, "rollout_length": 128, ...}
-    out   {"compile_seconds": 3.1, "version": "..."}       made, and warm after one round
+    out   {"compile_seconds": 3.1, "version": "..."}       after one round
     in    {"rounds": 20}
     out   {"steps": 40960, "seconds": 4.2, "cpu_seconds": 4.1, "memory_bytes": 1234, "memory_of": "process"}
-    in    {"until_return": 475.0, "rounds": 244}           a fresh training of at most so many rounds
+    in    {"until_return": 475.0, "rounds": 244}           a new training of at most this many rounds
     out   {"seconds": 21.4, "rounds": 61, "there": 1}      or "seconds": null
-    out   {"error": "one line"}                            in place of any answer
+    out   {"error": "one line"}                            instead of any other output
 
-What the peer itself prints goes to the error stream.
+The peer's own output goes to stderr.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 
 class StableBaselines:
-    """Stable-Baselines3's PPO, or SBX's, which has the same interface: one seed, environments stepped in Python."""
+    """PPO of Stable-Baselines3, or of SBX, which has the same interface: one seed, environments stepped in Python."""
 
     members = 1
 
@@ -109,7 +109,7 @@ class StableBaselines:
 
 
 class Rejax:
-    """rejax's PPO: all seeds side by side in one program."""
+    """PPO of rejax: all seeds in parallel in one program."""
 
     def __init__(self, work: dict[str, Any]) -> None:
         import jax
@@ -164,12 +164,12 @@ class Rejax:
 
 
 def _environment(name: str, options: dict[str, Any]) -> tuple[Any, Any]:
-    """A gymnax-style environment that counts its returns and whose step has the five values that rejax expects."""
+    """A gymnax environment that sums up returns and whose step returns the five values that rejax expects."""
     import jax.numpy as jnp
     from rejax.compat import create
 
     env, params = create(name, **options)
-    # Brax restarts by itself; gymnax's own restart around it needs a clock that Brax's states do not have.
+    # Brax resets itself. The auto-reset of gymnax needs a time field, which Brax's states do not have.
     reset, step = (env.reset_env, env.step_env) if name.startswith("brax/") else (env.reset, env.step)
 
     class Counting:
@@ -177,7 +177,7 @@ def _environment(name: str, options: dict[str, Any]) -> tuple[Any, Any]:
             return getattr(env, attribute)
 
         def __deepcopy__(self, memo: Any) -> Any:
-            return self  # rejax copies its settings, and some environments cannot be copied
+            return self  # rejax copies its settings, but some environments cannot be copied
 
         def reset(self, key: Any, params: Any = None) -> Any:
             obs, state = reset(key, params)
@@ -204,12 +204,12 @@ def _cpu_seconds() -> float:
 
 
 def _memory() -> dict[str, Any]:
-    """Peak bytes: of the accelerator where there is one, else of this process."""
+    """Peak bytes: of the accelerator if there is one, else of this process."""
     if "jax" in sys.modules:
         stats = sys.modules["jax"].local_devices()[0].memory_stats()
         if stats and "peak_bytes_in_use" in stats:
             return {"memory_bytes": stats["peak_bytes_in_use"], "memory_of": "contender"}
-    try:  # getrusage would tell the peak of the process that started this one, if that is the larger
+    try:  # getrusage may return the peak of the parent process
         status = Path("/proc/self/status").read_text().split("VmHWM:")[1]
         return {"memory_bytes": int(status.split()[0]) * 1024, "memory_of": "process"}
     except (OSError, IndexError):
@@ -218,7 +218,7 @@ def _memory() -> dict[str, Any]:
 
 
 def answer(peer: Any, work: dict[str, Any], question: dict[str, Any]) -> dict[str, Any]:
-    """One line in, one line out."""
+    """The output for one input line."""
     if "until_return" in question:
         return dict(peer.until(question["until_return"], question["rounds"]))
     cpu, clock = _cpu_seconds(), time.perf_counter()
@@ -229,7 +229,7 @@ def answer(peer: Any, work: dict[str, Any], question: dict[str, Any]) -> dict[st
 
 
 def main() -> None:
-    """Serve one work until the input ends."""
+    """Serve one work until the end of the input."""
     say = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
@@ -245,7 +245,7 @@ def main() -> None:
         reply({"compile_seconds": time.perf_counter() - clock, "version": peer.version})
         for line in sys.stdin:
             reply(answer(peer, work, json.loads(line)))
-    except Exception as error:  # whatever a peer raises, the other side is told in one line
+    except Exception as error:  # any error of a peer is reported in one line
         lines = str(error).strip().splitlines()
         reply({"error": f"{type(error).__name__}: {lines[0] if lines else ''}"})
         sys.exit(1)

@@ -1,7 +1,7 @@
-"""Peers, where they are present. Nothing of theirs is here: each is loaded from where the user has it.
+"""PureJaxRL as a peer. Its code is not included here; it is loaded from the user's checkout.
 
-The same work means: the same environment and number of environments, rollout length, epochs, minibatches, network and
-number of seeds. What a peer does differently inside that work (truncation, metrics) is its own.
+The same work means the same environment, number of environments, rollout length, epochs, minibatches, network and
+number of seeds. Peers may differ in details such as truncation and metrics.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from nextpolicy.nets.heads import Categorical, DiagonalGaussian
 
 
 def purejaxrl(path: str, env: str, members: int, fields: dict[str, Any], probe: bool = True) -> Contender:
-    """PureJaxRL's PPO from a checkout, on today's gymnax and Brax: its scripts are loaded as they are.
+    """PureJaxRL's PPO from a checkout, with unmodified scripts, on current versions of gymnax and Brax.
 
-    Its init and its rounds are one program, one for each number of rounds. A program of no rounds, which compiles in a
-    moment, tells what init takes; without `probe` it is compiled when it is asked for.
+    Init and rounds are one program, which is compiled for each number of rounds. A program without rounds, which
+    compiles quickly, measures the time of init. It is compiled at once if `probe`, else on first use.
     """
     script = purejaxrl_script(path, env)
     config = presets.build(env, **fields)
@@ -52,7 +52,7 @@ def purejaxrl(path: str, env: str, members: int, fields: dict[str, Any], probe: 
         return jax.block_until_ready(compiled[rounds](keys))
 
     def until(target: float) -> Reached:
-        """A whole training; its rounds count as equally long, since it has no way to tell the time between them."""
+        """A whole training. All rounds count as equally long, since they cannot be timed individually."""
         run(config.num_rounds)
         fixed = timed(lambda: run(0)).seconds
         started = time.perf_counter()
@@ -73,7 +73,7 @@ def purejaxrl(path: str, env: str, members: int, fields: dict[str, Any], probe: 
 
 
 def purejaxrl_script(path: str, env: str) -> Path:
-    """The script of a checkout that trains on such environments."""
+    """The script of the checkout that trains on `env`."""
     folder = Path(path) / "purejaxrl" if (Path(path) / "purejaxrl").is_dir() else Path(path)
     if not env.startswith(("gymnax/", "brax/")):
         raise ConfigError(f"purejaxrl: expected environments of gymnax/ and brax/, got {env}")
@@ -84,9 +84,9 @@ def purejaxrl_script(path: str, env: str) -> Path:
 
 
 def check_purejaxrl(path: str | None, env: str, fields: dict[str, Any]) -> None:
-    """Raise where there is no checkout, or where the work is not what its scripts are written for."""
+    """Raise if there is no checkout or if its scripts do not support the work."""
     if not path:
-        how = "git clone it from the GitHub user luchris429"
+        how = "clone luchris429/purejaxrl from GitHub"
         raise ConfigError(f"purejaxrl: expected --purejaxrl with the path of a checkout, got none; to get one, {how}")
     purejaxrl_script(path, env)
     config = presets.build(env, **fields)
@@ -94,18 +94,18 @@ def check_purejaxrl(path: str | None, env: str, fields: dict[str, Any]) -> None:
     fixed = _BRAX_FIXED if env.startswith("brax/") else _GYMNAX_FIXED
     has = {name: config.value(name) for name in fixed}
     if has["torso"] == "auto" and not env.endswith("-MinAtar"):
-        has["torso"] = "mlp"  # what auto takes for observations that are vectors
+        has["torso"] = "mlp"  # auto selects mlp for vector observations
     wrong = {name: value for name, value in fixed.items() if has[name] != value}
     if wrong:
         words = " ".join(f"{k}={','.join(map(str, v)) if isinstance(v, tuple) else v}" for k, v in wrong.items())
-        raise ConfigError(f"purejaxrl: its scripts fix what the work has otherwise; add --set {words}")
+        raise ConfigError(f"purejaxrl: expected the settings that its scripts fix, got others; add --set {words}")
 
 
 def check_env_options(peer: str, config: TrainConfig) -> None:
-    """Raise where the environment has options that a peer is not told of."""
+    """Raise if the environment has options that the peer does not support."""
     other = sorted(set(config.environment.env_options) - {"backend"})
     if other:
-        raise ConfigError(f"{peer}: expected only backend, all that it is told of, got env_options {other[0]}")
+        raise ConfigError(f"{peer}: expected no env_options besides backend, got {other[0]}")
 
 
 _MLP = {"torso": "mlp", "activation": "tanh", "layer_norm": False}
@@ -135,17 +135,17 @@ def _purejaxrl_settings(config: TrainConfig, name: str) -> dict[str, Any]:
 
 
 def brax_backend(config: TrainConfig) -> str | None:
-    """The physics of the work's Brax environment; None where there is nothing to choose."""
-    suite, _, name = config.environment.env.partition("/")
-    backend = config.environment.env_options.get("backend") or (physics_of(name)[0] if suite == "brax" else None)
-    return None if backend == "none" else backend
+    """The physics backend of a Brax environment; None if there is no choice."""
+    backend, _, name = config.environment.env.partition("/")
+    physics = config.environment.env_options.get("backend") or (physics_of(name)[0] if backend == "brax" else None)
+    return None if physics == "none" else physics
 
 
-_loading = threading.Lock()  # its modules go by global names, and several works may be made at once
+_loading = threading.Lock()  # its modules have global names, and works may be prepared in parallel
 
 
 def _load_purejaxrl(script: Path, backend: str | None) -> Any:
-    """Its `make_train`, with stand-ins for what it imports and does not need here."""
+    """`make_train` of the script, with stubs for imports that it does not need here."""
     with _loading:
         return _load_scripts(script, backend)
 
@@ -163,7 +163,7 @@ def _load_scripts(script: Path, backend: str | None) -> Any:
     module = _load(f"purejaxrl_{script.stem}", script)
     if hasattr(module, "gymnax"):
         module.gymnax = types.SimpleNamespace(make=_legacy_gymnax)
-    if backend is not None:  # it has no setting for it: its wrapper's default is positional
+    if backend is not None:  # the script has no setting for it; its wrapper uses positional
         module.BraxGymnaxWrapper = partial(module.BraxGymnaxWrapper, backend=backend)
     return module.make_train
 
@@ -178,14 +178,14 @@ def _stand_in(name: str) -> Any:
 def _load(name: str, path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ValueError(f"purejaxrl: {path} cannot be loaded")
+        raise ValueError(f"purejaxrl: expected a Python file, got {path}, which cannot be loaded")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 def _legacy_gymnax(name: str) -> Any:
-    """A gymnax 1.x environment with the five-value step of 0.x, time limits counted as death."""
+    """A gymnax 1.x environment with the five-value step of 0.x, where a time limit counts as termination."""
     gymnax = import_gymnax()
     env, params = gymnax.make(name)
 
@@ -205,7 +205,7 @@ def _legacy_gymnax(name: str) -> Any:
 
 
 class _Categorical:
-    """What the script uses of distrax's."""
+    """The methods of `distrax.Categorical` that the script uses."""
 
     def __init__(self, logits: Any) -> None:
         self.dist = Categorical(jax.nn.log_softmax(logits))
@@ -221,7 +221,7 @@ class _Categorical:
 
 
 class _Normal(_Categorical):
-    """What the script uses of distrax's diagonal normal."""
+    """The methods of `distrax.MultivariateNormalDiag` that the script uses."""
 
     def __init__(self, mean: Any, scale: Any) -> None:
         self.dist = DiagonalGaussian(mean, jnp.broadcast_to(jnp.log(scale), mean.shape))  # type: ignore[assignment]

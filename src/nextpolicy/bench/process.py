@@ -1,4 +1,4 @@
-"""Peers that live in an interpreter of their own: one process each, which waits while the others are measured."""
+"""Peers that run in another Python interpreter: one process each, which is idle while others are measured."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ PACKAGES = {"sb3": "stable-baselines3", "sbx": "sbx-rl", "rejax": "rejax"}
 
 
 class PeerError(RuntimeError):
-    """A peer's process failed: one line."""
+    """The process of a peer failed. The message is one line."""
 
 
 class PeerProcess:
-    """The other end of `peer_worker.py`."""
+    """A process that runs `peer_worker.py`."""
 
     def __init__(self, peer: str, python: str, work: dict[str, Any]) -> None:
         self.peer = peer
-        # A JAX that takes most of the accelerator's memory at its start would leave nothing to the others.
+        # By default, JAX preallocates most of the accelerator's memory, which other contenders need.
         environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         self.process = subprocess.Popen(
             [python, str(WORKER)],
@@ -40,7 +40,7 @@ class PeerProcess:
         self.hello = self.ask({"peer": peer, **work})
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Its answer, waited for."""
+        """Send a question and wait for the answer."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         line = ""
@@ -51,8 +51,8 @@ class PeerProcess:
             reply: dict[str, Any] = json.loads(line)
         except (BrokenPipeError, json.JSONDecodeError):
             self.close()
-            told = f"got {line.strip()[:80]!r}" if line.strip() else f"it ended with code {self.process.returncode}"
-            raise PeerError(f"{self.peer}: no answer from its process, {told}") from None
+            got = repr(line.strip()[:80]) if line.strip() else f"exit code {self.process.returncode}"
+            raise PeerError(f"{self.peer}: expected an answer from its process, got {got}") from None
         if "error" in reply:
             self.close()
             missing = " (is it installed there?)" if "ModuleNotFoundError" in reply["error"] else ""
@@ -60,10 +60,10 @@ class PeerProcess:
         return reply
 
     def close(self) -> None:
-        """End the process; it stops by itself when its input ends."""
+        """End the process by closing its input; kill it if it does not stop."""
         for stream in (self.process.stdin, self.process.stdout):
             assert stream is not None
-            with contextlib.suppress(OSError):  # what it never read is lost with it
+            with contextlib.suppress(OSError):  # unread input is lost
                 stream.close()
         try:
             self.process.wait(timeout=10)
@@ -73,26 +73,26 @@ class PeerProcess:
 
 
 def check(peer: str, env: str, pythons: Mapping[str, str]) -> None:
-    """Raise where this peer cannot be had, or cannot do this work, before anything is started."""
+    """Raise if the peer is not available or does not support the environment, before a process is started."""
     if peer not in pythons:
         how = f"python -m venv DIR && DIR/bin/pip install {PACKAGES[peer]}"
         raise ConfigError(f"{peer}: expected --peer-python {peer}=DIR/bin/python, got none; to get one: {how}")
     if not os.access(pythons[peer], os.X_OK):
         raise ConfigError(f"{peer}: expected the Python interpreter of its virtual environment, got {pythons[peer]}")
-    suites = ("gymnax/", "brax/") if peer == "rejax" else ("gymnax/", "gym/")
-    if not env.startswith(suites):
-        raise ConfigError(f"{peer}: expected environments of {' and '.join(suites)}, got {env}")
+    backends = ("gymnax/", "brax/") if peer == "rejax" else ("gymnax/", "gym/")
+    if not env.startswith(backends):
+        raise ConfigError(f"{peer}: expected environments of {' and '.join(backends)}, got {env}")
 
 
 def contender(peer: str, python: str, env: str, members: int, fields: dict[str, Any]) -> Contender:
-    """A peer on the same work. Those that train one seed at a time do one: their rate is the same for any number."""
+    """A peer on the same work. Peers that train one seed at a time run one, since their rate does not depend on it."""
     config = presets.build(env, **fields)
     check_env_options(peer, config)
-    suite, name = env.split("/", 1)
+    backend, name = env.split("/", 1)
     side_by_side = members if peer == "rejax" else 1
     work = {
-        "env": env if suite == "brax" else name,
-        "env_options": {"backend": brax_backend(config) or "positional"} if suite == "brax" else {},
+        "env": env if backend == "brax" else name,
+        "env_options": {"backend": brax_backend(config) or "positional"} if backend == "brax" else {},
         "members": side_by_side,
         "minibatches": config.batch_size // config.algorithm.minibatch_size,
         **{k: config.value(k) for k in _FIELDS},

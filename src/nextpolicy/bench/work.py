@@ -1,4 +1,4 @@
-"""What is measured: environments, numbers of members and fields, as users write them."""
+"""The work to measure: environments, numbers of members and fields, and the parsing of their command-line form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nextpolicy.config import FIELDS, MAX_MEMBERS, ConfigError, nearest, shown
 
 @dataclass(frozen=True)
 class Work:
-    """What all contenders do: an environment, a number of members, and the fields that differ from its preset."""
+    """The work of all contenders: an environment, a number of members, and the fields that differ from its preset."""
 
     env: str
     members: int
@@ -23,7 +23,7 @@ class Work:
 
 
 def parse_works(texts: Sequence[str], members: str, num_envs: str, pairs: Sequence[str]) -> list[Work]:
-    """ENV[:MEMBERS[:NAME=VALUE...]] for every number of members and of environments."""
+    """Parse ENV[:MEMBERS[:NAME=VALUE...]], with one work for each number of members and of environments."""
     shared, works = _fields(pairs), []
     for text in texts:
         env, *rest = text.split(":")

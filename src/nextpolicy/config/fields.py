@@ -1,4 +1,4 @@
-"""Every field by its flat name, and what to suggest for a name that does not exist."""
+"""All fields by flat name, and suggestions for unknown names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def settings_classes(algo: tuple[str, ...], criterion: str) -> tuple[type[Settin
     algorithms = {VARIANTS[name][0].name for name in algo}
     if len(algorithms) != 1:
         got = " and ".join(sorted(algorithms)) or "none"
-        raise ConfigError(f"algo: expected variants of one algorithm, got {got}; train others in a run of their own")
+        raise ConfigError(f"algo: expected variants of one algorithm, got {got}; train each in its own run")
     if criterion != OWN and criterion not in CRITERIA:
         raise ConfigError(
             f"criterion: expected one of {', '.join(CRITERIA)}, got {shown(criterion)}{nearest(criterion, CRITERIA)}"
@@ -34,7 +34,7 @@ _ACTIVE: dict[tuple[type, type], dict[str, FieldInfo]] = {}
 
 
 def active_fields(algorithm_settings: type[Settings], criterion_settings: type[Settings]) -> dict[str, FieldInfo]:
-    """The fields of a configuration with these settings, by their flat names."""
+    """The fields of a configuration with these settings, by flat name."""
     pair = (algorithm_settings, criterion_settings)
     if pair not in _ACTIVE:
         _ACTIVE[pair] = _fields_of(*pair)
@@ -50,7 +50,7 @@ def _fields_of(algorithm_settings: type[Settings], criterion_settings: type[Sett
 
 
 class _AllFields(Mapping[str, FieldInfo]):
-    """The fields of all registered algorithms and criteria. Of fields with the same name, the first is shown."""
+    """The fields of all registered algorithms and criteria. If several fields share a name, this has the first."""
 
     def __getitem__(self, name: str) -> FieldInfo:
         for fields in self._combinations():
@@ -73,7 +73,7 @@ class _AllFields(Mapping[str, FieldInfo]):
         return [active_fields(algorithm.settings, criterion.settings) for algorithm, criterion in pairs]
 
 
-FIELDS: Mapping[str, FieldInfo] = _AllFields()  # what the command line accepts
+FIELDS: Mapping[str, FieldInfo] = _AllFields()  # the fields that the command line accepts
 
 
 def owner(name: str) -> str:
@@ -86,14 +86,14 @@ def owner(name: str) -> str:
 
 
 def known_field(name: str) -> FieldInfo:
-    """The field of this name, or an error that suggests the nearest."""
+    """The field with this name. The error for an unknown name suggests the closest ones."""
     if name not in FIELDS:
         hint = nearest(name, FIELDS) or "; `nextpolicy train --help` lists them"
         raise ConfigError(f"unknown field {shown(name)}{hint}")
     return FIELDS[name]
 
 
-# Our names for fields of Stable-Baselines3, CleanRL, PureJaxRL, rejax and Brax.
+# Names in Stable-Baselines3, CleanRL, PureJaxRL, rejax and Brax -> names here.
 OTHER_NAMES: dict[str, str] = {
     theirs: ours
     for ours, names in {
@@ -133,12 +133,12 @@ OTHER_NAMES: dict[str, str] = {
 
 
 def nearest(got: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` if something is close, or is our name for `got`; else nothing."""
+    """`; did you mean 'x'?` if a known name is close to `got` or is the name here for it, else an empty string."""
     known = list(known)
     ours = OTHER_NAMES.get(_bare(got), "")
     same = [name for name in known if _bare(name) == (ours or _bare(got))]
     close = same or difflib.get_close_matches(got[:200], known, n=3, cutoff=0.5)
-    # Another library's name may mean something else: a number of minibatches is not their size.
+    # Another library's field may have another meaning, e.g. the number of minibatches instead of their size.
     meaning = f" ({FIELDS[ours].help})" if same and ours in FIELDS else ""
     return f"; did you mean {' or '.join(map(repr, close))}?{meaning}" if close else ""
 

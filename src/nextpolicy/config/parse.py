@@ -1,4 +1,4 @@
-"""From Python values, JSON and command-line text to the types of fields."""
+"""Conversion of Python values, JSON and command-line text to the types of fields."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from nextpolicy.config.fields import FIELDS, known_field, nearest
 from nextpolicy.criteria import CRITERIA
 from nextpolicy.settings import ConfigError, FieldInfo, shown
 
-MAX_MEMBERS = 10_000  # of one population; checked before any is made, so that no number of seeds fills the memory
+MAX_MEMBERS = 10_000  # per population; checked first, so that a large number of seeds cannot fill the memory
 MAX_SEED = 2**32 - 1
 
 
 def convert(info: FieldInfo, raw: Any) -> Any:
-    """`raw` as the field's type, from Python, JSON or command-line text."""
+    """`raw`, from Python, JSON or the command line, converted to the field's type."""
     try:
         return _convert(info.annotation, raw, info)
     except ConfigError:
@@ -31,7 +31,7 @@ def convert(info: FieldInfo, raw: Any) -> Any:
 
 
 def whole(name: str, got: Any, low: int, high: int) -> int:
-    """`got` as a whole number from `low` to `high`, or an error that names both."""
+    """`got` as a whole number from `low` to `high`. Raises `ConfigError` otherwise."""
     try:
         number = _whole(got)
     except (ValueError, TypeError, OverflowError):
@@ -42,7 +42,7 @@ def whole(name: str, got: Any, low: int, high: int) -> int:
 
 
 def describe(info: FieldInfo) -> str:
-    """The values that a field accepts, in words."""
+    """A phrase for the values that a field accepts."""
     if info.name == "seeds":
         return "a number of seeds or several seeds"
     if info.name == "algo":
@@ -85,7 +85,7 @@ def _convert(annotation: Any, raw: Any, info: FieldInfo) -> Any:
     if annotation is float:
         number = math.nan if isinstance(raw, (bool, np.bool_)) else float(raw)
         if isinstance(raw, (bool, np.bool_)) or (math.isinf(number) and "inf" not in str(raw).lower()):
-            raise ValueError  # 1e400 is not infinity, though Python reads it so
+            raise ValueError  # Python parses 1e400 as infinity
         return number
     if not isinstance(raw, str):
         raise TypeError
@@ -93,7 +93,7 @@ def _convert(annotation: Any, raw: Any, info: FieldInfo) -> Any:
 
 
 def _whole(raw: Any) -> int:
-    """A whole number, exact however large; `1e6` and 8.0 count as whole."""
+    """A whole number of any size, exactly; `1e6` and 8.0 are accepted."""
     if isinstance(raw, (bool, np.bool_)):
         raise TypeError
     try:
@@ -106,13 +106,13 @@ def _whole(raw: Any) -> int:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """An option's value, which must survive JSON: the run folder records it."""
+    """An environment option, which must be representable in JSON, since the run folder records it."""
     if isinstance(value, Mapping) and depth < 8:
         return {str(name): _plain(inner, depth + 1) for name, inner in value.items()}
     if isinstance(value, (list, tuple)) and depth < 8:
         items = [_plain(inner, depth + 1) for inner in value]
         return items if isinstance(value, list) else tuple(items)
-    number = isinstance(value, (int, float)) and -(2**63) <= value < 2**63  # NaN and infinities are not
+    number = isinstance(value, (int, float)) and -(2**63) <= value < 2**63  # False for NaN and infinities
     if not number and not isinstance(value, (str, bool, type(None))):
         raise ConfigError(
             f"env_options: expected text, finite numbers, true, false or lists of them, got {shown(value)}"
@@ -153,7 +153,7 @@ def _pairs(raw: Any) -> dict[str, Any]:
 
 
 def _literal(text: str) -> Any:
-    """The number or boolean that an option's text stands for, else the text."""
+    """The number, boolean or None that the text of an option denotes, else the text."""
     for parse in (int, float):
         try:
             return parse(text)

@@ -1,4 +1,4 @@
-"""Settings as data: the paper's, and ours for environments it does not treat."""
+"""Presets: the paper's settings, and defaults for environments that the paper does not cover."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ ATARI: dict[str, Any] = {
     "static_k": 9,
 }
 
-# Classic control and anything else: small MLPs, short rounds, normalised inputs. `retrace` is biased off-policy (see
-# core/returns.py), but less than the paper's equation.
+# For classic control and all other environments: small MLPs, short rounds, normalised inputs. `retrace` is biased
+# off-policy (see core/returns.py), but less than the paper's equation.
 DEFAULT: dict[str, Any] = {
     "total_env_steps": 500_000,
     "num_envs": 16,
@@ -121,17 +121,17 @@ PRESETS: dict[str, dict[str, Any]] = {
     "atari": ATARI,
     "default": DEFAULT,
 }
-# What an algorithm other than PPO changes: (its name, the preset) -> fields. Fields that it does not have are dropped.
+# Changes for algorithms other than PPO: (algorithm, preset) -> fields. Fields the algorithm does not have are dropped.
 ALGORITHM_PRESETS: dict[tuple[str, str], dict[str, Any]] = {}
 
 
 def preset_for(env: str) -> str:
-    """The preset that `paper` means for an environment, as its backend says; `default` if the paper has none."""
+    """The preset of an environment, from its backend; `default` if the paper does not cover it."""
     return preset_of(env)
 
 
 def build(env: str, *, preset: str | None = None, **overrides: Any) -> TrainConfig:
-    """The configuration for `env`: its preset (the paper's where there is one), then `overrides` by flat name."""
+    """The configuration for `env`: its preset (by default the paper's, if any), then `overrides` by flat name."""
     env = convert(FIELDS["env"], env)
     name = preset_for(env) if preset in (None, "paper") else preset
     if preset == "paper" and name == "default":
@@ -147,7 +147,7 @@ def build(env: str, *, preset: str | None = None, **overrides: Any) -> TrainConf
 
 
 def _fitting(preset: dict[str, Any], overrides: dict[str, Any]) -> dict[str, int]:
-    """A minibatch size for a batch that the preset's does not divide: as many minibatches, or nearly, as it has."""
+    """A minibatch size if the preset's does not divide the batch; it keeps the number of minibatches if possible."""
     if "minibatch_size" not in preset or "minibatch_size" in overrides:
         return {}
     batch = {name: convert(FIELDS[name], {**preset, **overrides}[name]) for name in ("num_envs", "rollout_length")}

@@ -1,7 +1,7 @@
-"""What a run is made of: frozen, validated dataclasses whose field names are unique.
+"""The configuration of a run: frozen, validated dataclasses. Field names are unique across sections.
 
-The flat names serve Python (`train(..., num_envs=64)`), the command line (`--num-envs 64`) and `config.json`. The
-algorithm and the criterion bring settings of their own (`algos`, `criteria`).
+The flat field names are used in Python (`train(..., num_envs=64)`), on the command line (`--num-envs 64`) and in
+`config.json`. The settings of algorithms and criteria are defined in `algos` and `criteria`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Member:
 
     @property
     def variant(self) -> str:
-        """The algorithm, with what was swept: `sv-dynamic[lam=0.9]`."""
+        """The algorithm and its swept values, e.g. `sv-dynamic[lam=0.9]`."""
         swept = ",".join(f"{name}={value:g}" for name, value in self.overrides)
         return f"{self.algo}[{swept}]" if swept else self.algo
 
@@ -45,7 +45,7 @@ class Member:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything a run depends on. `algorithm` and `criterion` are the settings of those that `run` names."""
+    """The configuration of a run. `algorithm` and `criterion` are the settings of those named in `run`."""
 
     environment: EnvConfig = dataclasses.field(default_factory=EnvConfig)
     net: NetConfig = dataclasses.field(default_factory=NetConfig)
@@ -74,7 +74,7 @@ class TrainConfig:
         return VARIANTS[self.run.algo[0]][0]
 
     def fields(self) -> dict[str, FieldInfo]:
-        """The fields of this configuration by their flat names: those of its algorithm and criterion, no others."""
+        """The fields of this configuration, including those of its algorithm and criterion, by flat name."""
         return active_fields(type(self.algorithm), type(self.criterion))
 
     def members(self) -> list[Member]:
@@ -85,7 +85,7 @@ class TrainConfig:
         return [Member(s, a, c) for a in self.run.algo for c in combinations for s in self.run.seeds]
 
     def value(self, name: str, member: Member | None = None) -> Any:
-        """A field by its flat name, as `member` has it."""
+        """The value of a field by flat name, for `member` if given."""
         if member is not None and name in dict(member.overrides):
             return dict(member.overrides)[name]
         return getattr(getattr(self, self.fields()[name].section), name)
@@ -101,7 +101,7 @@ class TrainConfig:
         return {"plain": 1, "static": int(self.value("static_k", member)), "dynamic": 0}[member.pace]
 
     def replace(self, /, **changes: Any) -> TrainConfig:
-        """A copy with fields changed by their flat names; values may be strings as on a command line."""
+        """A copy with fields changed by flat name. Values may be strings, as on the command line."""
         chosen = {name: convert(known_field(name), raw) for name, raw in changes.items()}
         config = self._with_settings_of(chosen.get("algo", self.run.algo), chosen.get("criterion", self.run.criterion))
         fields = active_fields(type(config["algorithm"]), type(config["criterion"]))
@@ -113,7 +113,7 @@ class TrainConfig:
         return TrainConfig(**{s: dataclasses.replace(config[s], **sections.get(s, {})) for s in config})
 
     def _with_settings_of(self, algo: tuple[str, ...], criterion: str) -> dict[str, Any]:
-        """The sections, with fresh settings for another algorithm or criterion than before."""
+        """The sections; if the algorithm or criterion changes, its settings are reset to defaults."""
         algorithm_settings, criterion_settings = settings_classes(algo, criterion)
         sections = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         if type(self.algorithm) is not algorithm_settings:
@@ -123,11 +123,11 @@ class TrainConfig:
         return sections
 
     def flat(self) -> dict[str, Any]:
-        """Every field by its flat name."""
+        """All fields by flat name."""
         return {name: self.value(name) for name in self.fields()}
 
     def to_json(self) -> str:
-        """Flat JSON; infinities as strings, since JSON has none."""
+        """Flat JSON. Infinities are strings, since JSON has no infinity."""
 
         def plain(value: Any) -> Any:
             if isinstance(value, dict):
@@ -140,7 +140,7 @@ class TrainConfig:
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Any]) -> TrainConfig:
-        """The configuration whose `flat()` this is; values that older versions spelled differently are understood."""
+        """The configuration with these `flat()` values. Also accepts the spellings of older versions."""
         renamed = {name: _RENAMED.get((name, str(value)), value) for name, value in values.items()}
         return cls().replace(**renamed)
 

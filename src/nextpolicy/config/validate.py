@@ -1,4 +1,4 @@
-"""Everything that can be known to be wrong before an environment is made."""
+"""Validation of a configuration before the environment is created."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from nextpolicy.settings import INT32_MAX, ConfigError, check_number, shown
 if TYPE_CHECKING:
     from nextpolicy.config.schema import TrainConfig
 
-_MAX_ROUNDS = 99_999_999  # names of metrics files have eight digits
+_MAX_ROUNDS = 99_999_999  # file names of metrics have eight digits
 
 
 def validate(config: TrainConfig) -> None:
-    """Raise `ConfigError` for a configuration that cannot be run."""
+    """Raise `ConfigError` if the configuration is invalid."""
     _check_types(config)
     _check_settings(config)
     for name, info in config.fields().items():
@@ -39,7 +39,7 @@ def validate(config: TrainConfig) -> None:
 
 
 def _check_types(config: TrainConfig) -> None:
-    """Values given to `TrainConfig(...)` itself have not been converted; numbers are checked by their bounds."""
+    """Check types, since `TrainConfig(...)` does not convert its arguments. Numbers are checked with their bounds."""
     for name, info in config.fields().items():
         if info.low is None:
             got, kind = config.value(name), typing.get_origin(info.annotation) or info.annotation
@@ -50,7 +50,7 @@ def _check_types(config: TrainConfig) -> None:
 
 
 def _check_settings(config: TrainConfig) -> None:
-    """The settings are those of the algorithm and the criterion that are named; swept fields are theirs too."""
+    """Settings and swept fields must belong to the algorithm and the criterion that `run` names."""
     expected = settings_classes(config.run.algo, config.run.criterion)
     got = (type(config.algorithm), type(config.criterion))
     if got != expected:
@@ -62,7 +62,7 @@ def _check_settings(config: TrainConfig) -> None:
 
 
 def _check_members(config: TrainConfig) -> None:
-    """The number of members, counted before any is made, and that no two are the same."""
+    """Check the number of members before creating them, and that no two are equal."""
     swept = math.prod(len(values) for values in config.run.sweep.values())
     count = len(config.run.seeds) * len(config.run.algo) * swept
     if not 1 <= count <= MAX_MEMBERS:
@@ -72,7 +72,7 @@ def _check_members(config: TrainConfig) -> None:
         )
     members = config.members()
     if len(set(members)) != len(members):
-        raise ConfigError("seeds, algo, sweep: expected each value once, got a repeated one")
+        raise ConfigError("seeds, algo, sweep: expected each value once, got a repeated value")
 
 
 def _check_rounds(config: TrainConfig) -> None:

@@ -1,1 +1,1 @@
-"""Pure functions on arrays: estimators, the gate, losses, statistics, minibatches."""
+"""Pure functions on arrays: value targets and advantages, losses, running statistics, minibatches."""

@@ -1,4 +1,4 @@
-"""One-line complaints about arguments: what was wrong, what was got, what is taken."""
+"""Argument checks. Errors are one line: `name: expected X, got Y`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def same_shape(**arrays: Any) -> None:
 
 
 def number(name: str, got: Any, low: float, high: float, *, open_high: bool = False, rule: str = "") -> None:
-    """Raise unless a number, or all of a NumPy array, lies in [low, high] (or [low, high)); JAX arrays pass.
+    """Raise unless a number, or every entry of a NumPy array, is in [low, high] (or [low, high)).
 
-    Those may be traced, and then have no value yet.
+    JAX arrays are not checked, since a traced array has no value.
     """
     expected = f"expected a number in [{low:g}, {high:g}{')' if open_high else ']'}{rule}"
     if isinstance(got, (int, float, np.number, np.ndarray)):

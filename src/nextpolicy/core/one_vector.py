@@ -1,6 +1,6 @@
-"""Parameters as one vector, so that clipping and Adam are three operations for all of them and not three for each.
+"""Parameters packed into one vector, so that clipping and Adam take three operations instead of three per array.
 
-A gradient step of a small network on a GPU is some forty kernels, most of which take as long to start as to run.
+On a GPU, a gradient step of a small network launches about forty kernels, and most take as long to launch as to run.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ import jax.numpy as jnp
 
 from nextpolicy.types import Array, PyTree
 
-_MULTIPLE = 128  # of elements: whatever reads it then reads several at once, for every member of a population
+_MULTIPLE = 128  # elements; with this alignment, loads are vectorised for every member of a population
 
 
 class Form(NamedTuple):
-    """Two ways to hold parameters, and whatever else contains trees like them, such as Adam's moments."""
+    """Conversion of parameters, and of trees that contain copies of their structure, such as Adam's moments."""
 
     pack: Callable[[PyTree], PyTree]
     unpack: Callable[[PyTree], PyTree]
 
 
 def identity() -> Form:
-    """No change."""
+    """A form that changes nothing."""
     return Form(lambda tree: tree, lambda tree: tree)
 
 
 def like(example: PyTree) -> Form:
-    """Every part of a tree that has the structure of `example` as one vector [P], the largest leaves first.
+    """Pack each subtree with the structure of `example` into one vector [P], largest leaves first.
 
-    P is the number of elements, rounded up: what is added is zero, and stays zero under any step that leaves a
-    parameter alone whose gradient is always zero. `unpack` takes any leaf [P] for such a vector.
+    P is the number of elements, rounded up. The padding is zero and its gradient is zero, so it stays zero under any
+    optimiser that does not move parameters whose gradients are always zero. `unpack` unpacks every leaf of shape [P].
     """
     structure: Any = jax.tree.structure(example)
     leaves = jax.tree.leaves(example)
     dtypes = {leaf.dtype for leaf in leaves}
     if len(dtypes) != 1:
         raise ValueError(
-            f"example: expected one type, got leaves of {', '.join(sorted(map(str, dtypes))) or 'no type'}"
+            f"example: expected leaves of one dtype, got {', '.join(sorted(map(str, dtypes))) or 'no leaves'}"
         )
     order = sorted(range(len(leaves)), key=lambda i: -leaves[i].size)
     sizes = [leaves[i].size for i in order]
@@ -54,7 +54,7 @@ def like(example: PyTree) -> Form:
         return jnp.concatenate([*(found[i].reshape(-1) for i in order), jnp.zeros(excess, leaves[0].dtype)])
 
     def unravel(vector: Array) -> PyTree:
-        pieces = jax.lax.split(vector, [*sizes, excess])  # whose gradient is one concatenation
+        pieces = jax.lax.split(vector, [*sizes, excess])  # its gradient is a single concatenation
         shaped = {i: piece.reshape(leaves[i].shape) for i, piece in zip(order, pieces, strict=False)}
         return jax.tree.unflatten(structure, [shaped[i] for i in range(len(leaves))])
 

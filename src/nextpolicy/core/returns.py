@@ -1,18 +1,19 @@
-"""Value targets and advantages for a frozen target policy pi from the data of a behavioural policy beta.
+"""Value targets and advantages of a frozen target policy pi, from data of a behavioural policy beta.
 
-Every array is time-major with any trailing shape, and index t means the step taken in state s_t:
+Arrays are time-major with any trailing shape. Index t is the step taken in state s_t:
 
     ratio[t]      = pi(a_t|s_t) / beta(a_t|s_t)
     discount[t]   = gamma * (1 - terminated[t])
-    cut[t]        = terminated[t] or truncated[t]; no trace passes it
+    cut[t]        = terminated[t] or truncated[t]; traces stop here
     value[t]      = v(s_t)
-    next_value[t] = v(the true successor of s_t), taken before auto-reset
+    next_value[t] = v(s_{t+1}), with s_{t+1} the true successor, before auto-reset
+    delta[t]      = reward[t] + discount[t] next_value[t] - value[t], the temporal-difference (TD) error
 
-A truncated step therefore still bootstraps from `next_value`, and a terminated one does not. The results
-carry no gradient and have the floating-point type of `value`.
+A truncated step bootstraps from `next_value`; a terminated step does not. Results have no gradient and the dtype of
+`value`.
 
-The paper: Sandhu and Parr, "Approximate Next Policy Sampling: Replacing Conservative Target Policy Updates in Deep RL",
-arXiv 2605.05481. GAE: Schulman et al. (2016). V-trace: Espeholt et al. (2018). Retrace: Munos et al. (2016).
+"The paper" is Sandhu and Parr, "Approximate Next Policy Sampling: Replacing Conservative Target Policy Updates in Deep
+RL" (arXiv 2605.05481).
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ ADVANTAGE_KINDS = ("paper", "retrace", "vtrace")
 
 
 def gae(reward: Array, discount: Array, cut: Array, value: Array, next_value: Array, *, lam: float | Array) -> Array:
-    """Generalised advantage estimation, A_t = delta_t + discount_t lam (1 - cut_t) A_{t+1}; A after the end is 0."""
+    """Generalised advantage estimation (Schulman et al., 2016).
+
+    A_t = delta_t + discount_t lam (1 - cut_t) A_{t+1}, with A = 0 after the last step
+    """
     check.number("lam", lam, 0.0, 1.0)
     delta, keep = _errors(reward, discount, cut, value, next_value)
     return _backwards(delta, discount * keep * lam)
@@ -45,9 +49,12 @@ def vtrace(
     rho_max: float | Array,
     rho_min: float | Array = 0.0,
 ) -> Array:
-    """V-trace targets y_t = value_t + rho_t delta_t + discount_t c_t (1 - cut_t) (y_{t+1} - value_{t+1}).
+    """V-trace targets (Espeholt et al., 2018).
 
-    rho_t = clip(ratio_t, rho_min, rho_max) and c_t = min(lam, ratio_t); y - value is 0 after the last step.
+    y_t = value_t + rho_t delta_t + discount_t c_t (1 - cut_t) (y_{t+1} - value_{t+1})
+    rho_t = clip(ratio_t, rho_min, rho_max),  c_t = min(lam, ratio_t)
+
+    y - value is 0 after the last step. Espeholt et al. have rho_min = 0.
     """
     check.number("lam", lam, 0.0, 1.0)
     check.number("rho_max", rho_max, 0.0, jnp.inf)
@@ -72,16 +79,16 @@ def retrace_gae(
     kind: str = "paper",
     rho_max: float | Array = jnp.inf,
 ) -> Array:
-    """Advantages of the target policy with traces cut as in Retrace, c_t = min(lam, ratio_t):
+    """Advantages of the target policy with the traces of Retrace (Munos et al., 2016), c_t = min(lam, ratio_t).
 
     `paper`    A_t = delta_t + discount_t c_t     (1 - cut_t) A_{t+1}    the paper's equation
-    `retrace`  A_t = delta_t + discount_t c_{t+1} (1 - cut_t) A_{t+1}    Retrace's traces; the last one is 0
-    `vtrace`   A_t = delta_t + discount_t lam     (1 - cut_t) (y_{t+1} - value_{t+1})    y from `vtrace`, rho_max
+    `retrace`  A_t = delta_t + discount_t c_{t+1} (1 - cut_t) A_{t+1}    Retrace's traces; c = 0 after the last step
+    `vtrace`   A_t = delta_t + discount_t lam     (1 - cut_t) (y_{t+1} - value_{t+1})    y from `vtrace` with rho_max
 
-    With ratio == 1 all three are GAE(lam). Off-policy, `paper` cuts the trace by the ratio of the very action it
-    judges. `retrace` does not, but its errors are of state values where Retrace's are of action values: under traces
-    cut at 1 they do not average to zero, so both are biased even with an exact critic. `rho_max` matters to
-    `vtrace` alone.
+    With ratio == 1 all three are GAE(lam). Off-policy, `paper` and `retrace` are biased even with an exact critic.
+    `paper` weights the trace by the ratio of the action whose advantage it estimates. `retrace` does not, but it sums
+    TD errors of state values, whereas Retrace sums TD errors of action values. With truncated traces, the former do not
+    average to zero. Only `vtrace` uses `rho_max`.
     """
     check.one_of("kind", kind, ADVANTAGE_KINDS)
     check.number("lam", lam, 0.0, 1.0)
@@ -100,13 +107,13 @@ def retrace_gae(
 
 
 def _errors(reward: Array, discount: Array, cut: Array, value: Array, next_value: Array) -> tuple[Array, Array]:
-    """Temporal-difference errors delta_t and `keep` = 1 - cut, without gradient, in the type of `value`."""
+    """TD errors delta_t and `keep` = 1 - cut, without gradient, in the dtype of `value`."""
     check.same_shape(value=value, reward=reward, discount=discount, cut=cut, next_value=next_value)
     value = jnp.asarray(value)
     if not jnp.issubdtype(value.dtype, jnp.floating):
         raise ValueError(f"value: expected a floating-point array, got dtype {value.dtype}")
     if value.ndim == 0:
-        raise ValueError("value: expected an array whose first axis is time, got a number")
+        raise ValueError("value: expected an array whose first axis is time, got a scalar")
     delta = jax.lax.stop_gradient(reward + discount * next_value - value).astype(value.dtype)
     return delta, 1.0 - jnp.asarray(cut).astype(value.dtype)
 
@@ -117,10 +124,10 @@ def _following(x: Array) -> Array:
 
 
 def _backwards(gain: Array, decay: Array) -> Array:
-    """Solve x_t = gain_t + decay_t x_{t+1} from the last step to the first, with x = 0 after the end.
+    """Solve x_t = gain_t + decay_t x_{t+1} backwards in time, with x = 0 after the last step.
 
-    Long rollouts are solved in log2(T) passes over all steps instead of T dependent ones: on an accelerator each of
-    those would cost a kernel launch.
+    Long rollouts use an associative scan: log2(T) passes over all steps instead of T sequential steps, each of which
+    costs a kernel launch on an accelerator.
     """
     gain, decay = jax.lax.stop_gradient((gain, jnp.broadcast_to(decay, gain.shape).astype(gain.dtype)))
     if gain.shape[0] >= _LONG:
@@ -128,15 +135,15 @@ def _backwards(gain: Array, decay: Array) -> Array:
     return jax.lax.scan(_step, jnp.zeros(gain.shape[1:], gain.dtype), (gain, decay), reverse=True)[1]
 
 
-_LONG = 32
+_LONG = 32  # number of steps from which the associative scan is used
 
 
 def _join(later: tuple[Array, Array], earlier: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Two stretches of x_t = gain + decay x, the later one first, as one."""
+    """Compose two segments of x_t = gain + decay x; the later segment is the first argument."""
     return later[0] * earlier[0], earlier[1] + earlier[0] * later[1]
 
 
-# Of the module, not of `_backwards`: outside jit, JAX then compiles the scan once and not at every call.
+# At module level, so that outside jit JAX compiles the scan once instead of at every call.
 def _step(x: Array, gain_decay: tuple[Array, Array]) -> tuple[Array, Array]:
     gain, decay = gain_decay
     x = gain + decay * x

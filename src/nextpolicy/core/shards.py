@@ -1,4 +1,4 @@
-"""Means over a batch whose environments may be masked, and may be spread over devices."""
+"""Means over a batch that may be masked and split over devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nextpolicy.types import Array, PyTree
 
 @dataclass(frozen=True)
 class Shards:
-    """How the environments of a member are spread: in `count` equal parts over the mapped axis `axis_name`."""
+    """How the environments of a member are split: into `count` equal parts over the mapped axis `axis_name`."""
 
     axis_name: str | None = None  # None: all on one device
     count: int = 1
@@ -22,7 +22,7 @@ class Shards:
         return key if self.axis_name is None else jax.random.fold_in(key, jax.lax.axis_index(self.axis_name))
 
     def share_of_mean(self, x: Array, valid: Array | None = None) -> Array:
-        """This shard's contribution to the mean over valid samples: the mean of these over shards is that mean."""
+        """This shard's contribution to the mean over valid samples; averaged over shards, it is that mean."""
         if valid is None:
             return jnp.mean(x)
         count = self.average(jnp.sum(valid))
@@ -37,11 +37,11 @@ class Shards:
         return self.mean(jnp.square(x - self.mean(x, valid)), valid)
 
     def average(self, tree: PyTree) -> PyTree:
-        """Leaf by leaf, the mean over shards."""
+        """The mean of each leaf over shards."""
         return tree if self.axis_name is None else jax.lax.pmean(tree, self.axis_name)
 
     def total(self, tree: PyTree) -> PyTree:
-        """Leaf by leaf, the sum over shards."""
+        """The sum of each leaf over shards."""
         return tree if self.axis_name is None else jax.lax.psum(tree, self.axis_name)
 
     def largest(self, x: Array) -> Array:

@@ -1,7 +1,7 @@
-"""When may the target policy follow the behavioural one? Each criterion is one file with a class; the registry is here.
+"""Criteria, which decide when the target policy follows the behavioural policy: one class per file, and the registry.
 
-A criterion looks at the `Evidence` of a round and decides. It has `init` and `update` (see `Criterion`). A registered
-one also has a name and a `Settings` class. Its fields become command-line options; its traced fields may be swept.
+A criterion has `init` and `update` (see `Criterion`) and decides from the `Evidence` of a round. A registered criterion
+also has a name and a `Settings` class, whose fields become command-line options. Traced fields can be swept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nextpolicy.types import Array, Evidence, Metrics, PyTree
 
 
 class Criterion(Protocol):
-    """Decides once per round whether the target follows. Both functions must be traceable by JAX."""
+    """Decides once per round whether the target follows. Both methods must be traceable by JAX."""
 
     def init(self) -> PyTree:
         """The state before the first round."""
@@ -24,16 +24,16 @@ class Criterion(Protocol):
     def update(
         self, state: PyTree, evidence: Evidence, params: PyTree, progress: Array
     ) -> tuple[PyTree, Array, Metrics]:
-        """One round: (next state, whether to accept, metrics by name, shapes []).
+        """Return (next state, whether to accept, metrics by name), with shapes [].
 
-        params    the member's numbers: a `Settings` object, or whatever `criterion_params` holds
-        progress  share of the rounds done, in [0, 1)
+        params    the member's values: a `Settings` object, or the member's `criterion_params`
+        progress  fraction of the rounds done, in [0, 1)
         """
         ...
 
 
 class RegisteredCriterion(Criterion, Protocol):
-    """A criterion that `--criterion NAME` finds."""
+    """A criterion that `--criterion NAME` selects."""
 
     name: ClassVar[str]
     settings: ClassVar[type[Settings]]
@@ -42,15 +42,15 @@ class RegisteredCriterion(Criterion, Protocol):
 @pytree
 @dataclass(frozen=True)
 class NoSettings(Settings):
-    """For a criterion that the caller passes as an object: its numbers are `criterion_params`."""
+    """For a criterion that the caller passes as an object; its parameters are `criterion_params`."""
 
 
-OWN = "own"  # recorded as the criterion's name where the caller passed an object
+OWN = "own"  # the recorded name of a criterion that the caller passed as an object
 CRITERIA: dict[str, type[RegisteredCriterion]] = {c.name: c for c in (StableValues,)}
 
 
 def register(criterion: type[RegisteredCriterion]) -> None:
-    """Make a criterion of your own available by its name in this process."""
+    """Add a criterion to the registry of this process. `--criterion` then accepts its name."""
     if criterion.name in (*CRITERIA, OWN):
         raise ValueError(f"name: expected one that no criterion has, got {criterion.name!r}; choose another")
     CRITERIA[criterion.name] = criterion

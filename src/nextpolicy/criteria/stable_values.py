@@ -1,7 +1,7 @@
-"""The criterion of the paper: the target follows once the value estimates have stopped changing.
+"""The criterion of the paper: the target follows once the value estimates are stable.
 
-Sandhu and Parr, "Approximate Next Policy Sampling" (arXiv 2605.05481), Algorithms 2 and 3. Its parameters may be traced
-and batched, so PPO, static and dynamic SV-PPO are one compiled program.
+Sandhu and Parr, "Approximate Next Policy Sampling" (arXiv 2605.05481), Algorithms 2 and 3. Parameters may be traced and
+batched, so PPO, static SV-PPO and dynamic SV-PPO share one compiled program.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from nextpolicy.types import Array, Evidence, Metrics
 
 Number = float | Array
 
-# Keeps ceil() from rounding up a float32 that stands for a whole number. k_min(progress) comes within 1 / rounds of
-# whole numbers without reaching them, so this must be far smaller than that.
+# Keeps ceil() from rounding up a float32 that is an integer plus rounding error. The exact k_min(progress) may exceed
+# an integer by as little as 1 / rounds, so this must be far smaller than that.
 _ROUNDING = 1e-5
 
 
 @pytree
 @dataclass(frozen=True)
 class GateParams(Settings):
-    """What the gate compares with. At run time every number may be traced, or a batch with one entry per member."""
+    """Parameters of the gate. During training, each number may be traced or an array with one entry per member."""
 
     delta_v: float = setting(
-        0.05, "Values are stable when their mean change is at most this share of their size.", traced=True, low=0
+        0.05, "Values are stable if their mean change is at most this fraction of their mean size.", traced=True, low=0
     )
     k_min: int = setting(
-        2, "Stable rounds in a row after which the target follows.", traced=True, low=1, high=EXACT_INTEGER
+        2, "Consecutive stable rounds after which the target follows.", traced=True, low=1, high=EXACT_INTEGER
     )
     k_max: int = setting(
-        16, "Rounds after which the target follows in any case.", traced=True, low=1, high=EXACT_INTEGER
+        16, "Rounds after which the target follows even if values are unstable.", traced=True, low=1, high=EXACT_INTEGER
     )
     decay_fraction: float = setting(
         0.0,
-        "Share of training over which k_min falls to 1; 0 for no decay.",
+        "Fraction of training over which k_min falls to 1; 0 for no decay.",
         traced=True,
         low=0,
         high=1,
         interval="in [0, 1]",
     )
-    decay_k_max: bool = setting(False, "Whether k_max falls too.", traced=True)
+    decay_k_max: bool = setting(False, "Whether k_max also falls to 1.", traced=True)
     diff_kind: Literal["target", "network"] = setting(
-        "target", "Which change of the values counts: |y - v_k| (target) or |v_{k+1} - v_k| (network)."
+        "target", "How the change of values is measured: |y - v_k| (target) or |v_{k+1} - v_k| (network)."
     )
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class GateParams(Settings):
         check.one_of("diff_kind", self.diff_kind, ("target", "network"))
 
     def check(self, batch_size: int) -> None:
-        """`k_min` may not exceed `k_max`."""
+        """`k_min` must not exceed `k_max`."""
         if self.k_min > self.k_max:
             raise ConfigError(f"k_min: expected at most k_max, {self.k_max:g}, got {self.k_min:g}")
 
@@ -68,12 +68,12 @@ class GateParams(Settings):
 
     @classmethod
     def ppo(cls) -> GateParams:
-        """The gate that is always open: SV-PPO with it is PPO."""
+        """The gate that accepts every round, which makes SV-PPO equal to PPO."""
         return cls.static(1)
 
     @classmethod
     def static(cls, k: Number, delta_v: Number = float("inf")) -> GateParams:
-        """Accept once every k rounds, whatever the values do."""
+        """Accept every k rounds, regardless of the values."""
         check.number("k", k, 1, float("inf"))
         return cls.dynamic(delta_v, k, k)
 
@@ -86,7 +86,7 @@ class GateParams(Settings):
         decay_fraction: Number = 0.0,
         decay_k_max: bool | Array = False,
     ) -> GateParams:
-        """Accept after k_min stable rounds in a row, and at the latest after k_max rounds."""
+        """Accept after k_min consecutive stable rounds, or after k_max rounds."""
         made = cls(delta_v, k_min, k_max, decay_fraction, decay_k_max)  # type: ignore[arg-type]
         if isinstance(k_max, int | float | np.number):
             check.number("k_min", k_min, 1, float(k_max), rule=": k_min may not exceed k_max")
@@ -94,10 +94,10 @@ class GateParams(Settings):
 
 
 class GateState(NamedTuple):
-    """`rounds_held` since the target last changed; `stable_rounds` in a row up to now."""
+    """The two counters of the gate, int32 []."""
 
-    rounds_held: Array
-    stable_rounds: Array
+    rounds_held: Array  # rounds since the target last changed
+    stable_rounds: Array  # consecutive stable rounds so far
 
 
 class StableValues:
@@ -108,9 +108,9 @@ class StableValues:
         stable        = diff <= delta_v * scale        (False if either is not finite)
         stable_rounds = (stable_rounds + 1) * stable
         rounds_held   = rounds_held + 1
-        accept        = stable_rounds >= k_min or rounds_held >= k_max; then both counters return to 0
+        accept        = stable_rounds >= k_min or rounds_held >= k_max; both counters are then reset to 0
 
-    Over the first `decay_fraction` of training k_min falls linearly to 1, and k_max too if `decay_k_max`.
+    Over the first `decay_fraction` of training, k_min falls linearly to 1, and so does k_max if `decay_k_max`.
     """
 
     name: ClassVar[str] = "stable-values"
@@ -123,7 +123,7 @@ class StableValues:
     def update(
         self, state: GateState, evidence: Evidence, params: GateParams, progress: Number
     ) -> tuple[GateState, Array, Metrics]:
-        """One round. The metrics hold the counters that the decision was based on, before they return to 0."""
+        """Decide after one round. The metrics hold the counters before they are reset."""
         diff = jnp.asarray(evidence.diff_target if params.diff_kind == "target" else evidence.diff_network)
         scale, delta_v = jnp.asarray(evidence.scale), jnp.asarray(params.delta_v)
         k_min = _decayed(params.k_min, params.decay_fraction, progress)
@@ -133,7 +133,7 @@ class StableValues:
             jnp.asarray(params.k_max, jnp.float32),
         )
 
-        # inf * 0 is NaN, but with an infinite delta_v a scale of 0 is stable too.
+        # inf * 0 is NaN, but with an infinite delta_v a scale of 0 also counts as stable.
         threshold = jnp.where(jnp.isinf(delta_v), jnp.inf, delta_v * scale)
         finite = jnp.isfinite(diff) & jnp.isfinite(scale)
         stable = finite & (diff <= threshold)
@@ -151,7 +151,7 @@ class StableValues:
 
 
 def _decayed(k: Number, fraction: Number, progress: Number) -> Array:
-    """ceil(1 + (k - 1) max(0, 1 - progress / fraction)); a fraction of 0 leaves k as it is."""
+    """ceil(1 + (k - 1) max(0, 1 - progress / fraction)); k if fraction is 0."""
     k, fraction = jnp.asarray(k, jnp.float32), jnp.asarray(fraction, jnp.float32)
     left = jnp.maximum(0.0, 1.0 - progress / jnp.where(fraction > 0, fraction, 1.0))
     return jnp.where(fraction > 0, jnp.ceil(1.0 + (k - 1.0) * left - _ROUNDING), k)

@@ -1,1 +1,1 @@
-"""The loop of training: rounds, two ways to collect, populations, evaluation."""
+"""The training loop: rounds, collection on the device and on the host, populations, evaluation."""

@@ -1,4 +1,4 @@
-"""Actions of a policy: their shape, the noise they are drawn with, and uniform ones to warm up with."""
+"""Action shapes, noise for sampling, and uniform random actions for warm-up."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from nextpolicy.types import Array
 
 
 def shape_action(spec: EnvSpec, action: Array) -> Array:
-    """A policy's actions [N] or [N, A] in the environment's own shape."""
+    """A policy's actions [N] or [N, A], reshaped to the environment's action shape."""
     return action if isinstance(spec.action, Discrete) else action.reshape((-1, *spec.action.shape))
 
 
 def action_noise(spec: EnvSpec, key: Array, lead: tuple[int, ...]) -> Array:
-    """Standard noise for one action each, with leading axes `lead`."""
+    """Standard noise for `Distribution.perturbed`, with leading axes `lead`."""
     if isinstance(spec.action, Discrete):
         return Categorical.noise(key, (*lead, spec.action.n))
     return DiagonalGaussian.noise(key, (*lead, math.prod(spec.action.shape)))

@@ -1,4 +1,4 @@
-"""Collecting inside XLA: the behavioural policy acts in N environments for T steps, as one scan."""
+"""Collection on the device: the behavioural policy acts in N environments for T steps, in one scan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nextpolicy.types import Array, Episodes, Rollout
 
 
 def init_workers(setup: Setup, env: DeviceEnv, keys: MemberKeys) -> Workers:
-    """N environments at the start of an episode; at random ages, if there is a warm-up to grow into them."""
+    """N environments after a reset. With a warm-up, episode ages are randomised if the environment supports it."""
     env_state, obs = env.reset(keys.key_envs, setup.local_envs)
     desynchronise = getattr(env, "desynchronise", None)
     if setup.config.environment.warmup_steps and desynchronise is not None:
@@ -32,11 +32,11 @@ def collect(
     keys: RoundKeys,
     explore: Array | None = None,
 ) -> tuple[Workers, Rollout, Episodes]:
-    """T steps of every environment under the behavioural policy, or at random if `explore` (one bool) holds."""
+    """T steps of every environment with the behavioural policy, or with random actions if `explore` (bool [])."""
     config = setup.config.environment
     shape = (config.rollout_length, setup.local_envs)
     policy = setup.networks.policy(setup.algorithm.behaviour(agent.learner))
-    # All of the policy's randomness at once: inside the loop, every kernel is launched at every step.
+    # Draw all noise before the scan: inside, every kernel would be launched at every step.
     noise = action_noise(setup.spec, keys.key_act, shape)
     uniform = None if explore is None else random_actions(setup.spec, keys.key_random, shape)
 
@@ -59,7 +59,7 @@ def collect(
             reward=step.reward,
             terminated=step.terminated,
             truncated=step.truncated,
-            behaviour_log_prob=step.reward,  # filled in below, for all steps at once
+            behaviour_log_prob=step.reward,  # placeholder; computed below for all steps at once
             behaviour_dist=dist,
             discounted_return=discounted_return,
             valid=step.valid,
@@ -73,5 +73,5 @@ def collect(
 
 
 def _unroll(env: DeviceEnv) -> int:
-    """Steps per iteration: if a step is a few small kernels, the loop's overhead on an accelerator equals the work."""
+    """Steps per scan iteration. On an accelerator, the loop overhead can equal the work of a small environment step."""
     return 1 if jax.default_backend() == "cpu" else getattr(env, "unroll", 1)

@@ -1,4 +1,4 @@
-"""Episode accounting, for JAX arrays inside XLA and for NumPy arrays on the host alike."""
+"""Episode accounting, for JAX arrays on the device and NumPy arrays on the host."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from nextpolicy.types import Episodes, Step
 class Running(NamedTuple):
     """The unfinished episodes of N environments, each [N]."""
 
-    discounted_return: Any  # of the rewards that are learned from
-    episode_return: Any  # of the scores that are reported
+    discounted_return: Any  # sum of discounted `reward`
+    episode_return: Any  # sum of `score`
     episode_length: Any
 
 
 def learned_reward(step: Step[Any], reward_clip: float) -> Step[Any]:
-    """The step with its reward clipped to [-reward_clip, reward_clip], and the unclipped one as its score."""
+    """The step with `reward` clipped to [-reward_clip, reward_clip] and the unclipped reward in `score`."""
     if reward_clip == float("inf"):
         return step
     score = step.reward if step.score is None else step.score
@@ -24,9 +24,9 @@ def learned_reward(step: Step[Any], reward_clip: float) -> Step[Any]:
 
 
 def account(running: Running, step: Step[Any], gamma: Any) -> tuple[Running, Any, Episodes]:
-    """(episodes after the step, discounted return [N] including this step, sums over the episodes that it ended).
+    """(episodes after the step, discounted return [N] including this step, sums over the episodes that ended).
 
-    An invalid step belongs to no episode.
+    Invalid steps are ignored.
     """
     xp = step.reward.__array_namespace__()
     cut = step.terminated | step.truncated
@@ -50,7 +50,7 @@ def account(running: Running, step: Step[Any], gamma: Any) -> tuple[Running, Any
 
 
 class Tally(NamedTuple):
-    """The first episodes of N environments: how many have ended [N], and their returns and lengths [N, episodes]."""
+    """The first episodes of N environments: the number that ended [N], and returns and lengths [N, episodes]."""
 
     done: Any
     returns: Any
@@ -58,7 +58,7 @@ class Tally(NamedTuple):
 
 
 def count(tally: Tally, step: Step[Any]) -> Tally:
-    """The tally after a step; what comes after an environment's last episode is not counted."""
+    """The tally after a step. Episodes beyond the first `episodes` of an environment are not counted."""
     xp = step.reward.__array_namespace__()
     over = step.terminated | step.truncated if step.episode_over is None else step.episode_over
     score = step.reward if step.score is None else step.score

@@ -1,6 +1,6 @@
-"""Evaluation by a fixed number of episodes per environment, so that short episodes count no more than long ones.
+"""Evaluation over a fixed number of episodes per environment, so that short episodes are not over-represented.
 
-Device environments run inside XLA, host environments step in Python; accounting and actions are the same.
+Device environments run inside XLA and host environments step in Python. Both share accounting and action selection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nextpolicy.loop.actions import shape_action
 from nextpolicy.loop.episodes import Tally, count
 from nextpolicy.types import Array, Networks, PolicySnapshot, PyTree, Step
 
-NO_LIMIT = 10_000  # steps after which an episode of an environment without a time limit is given up
+NO_LIMIT = 10_000  # maximum steps per episode if the environment has no time limit
 
 Act = Callable[[Array, Array], Array]  # (key, raw observations [N, ...]) -> actions in the environment's shape
 Evaluate = Callable[[PolicySnapshot, Array], "Evaluation"]
@@ -42,9 +42,9 @@ def evaluator(
     greedy: bool = False,
     max_steps: int | None = None,
 ) -> Evaluate:
-    """`evaluate(snapshot, key)`: the first `episodes` episodes of each of `num_envs` fresh environments.
+    """A function `evaluate(snapshot, key)` that plays `episodes` episodes in each of `num_envs` fresh environments.
 
-    What comes after an environment's last episode is not counted. Compiled once for all members.
+    It is compiled once for all members.
     """
     limit = (max_steps or env.spec.time_limit or NO_LIMIT) * episodes
     act = actor(env, networks, greedy)
@@ -55,11 +55,11 @@ def evaluator(
 
 
 def actor(env: DeviceEnv | HostEnv, networks: Networks, greedy: bool) -> Callable[[PolicySnapshot], Act]:
-    """`actor(...)(snapshot)` acts on raw observations as the environment gives them."""
+    """A function from a snapshot to a policy `act(key, obs)` on raw observations."""
     arrange = env.arrange if is_host_env(env) else lambda obs: obs
 
     def bind(snapshot: PolicySnapshot) -> Act:
-        policy = networks.policy(snapshot)  # outside the loop over steps: it may evaluate a table of observations
+        policy = networks.policy(snapshot)  # bound outside the loop over steps, since it may evaluate a table
 
         def act(key: Array, obs: Array) -> Array:
             dist = policy(arrange(obs))
@@ -90,7 +90,7 @@ def _on_device(env: DeviceEnv, act: Act, key: Array, num_envs: int, episodes: in
 def _on_host(env: HostEnv, act: Act, key: Array, num_envs: int, episodes: int, limit: int) -> Evaluation:
     returns, lengths = np.zeros((num_envs, episodes), np.float32), np.zeros((num_envs, episodes), np.int32)
     tally = Tally(np.zeros(num_envs, np.int64), returns, lengths)
-    steps = limit + episodes  # auto-reset may take a step of its own
+    steps = limit + episodes  # auto-reset may take an extra step
     with contextlib.closing(_host_steps(env, act, key, num_envs, steps)) as played:
         for _, step in played:
             tally = count(tally, step)
@@ -102,7 +102,7 @@ def _on_host(env: HostEnv, act: Act, key: Array, num_envs: int, episodes: int, l
 def _host_steps(
     env: HostEnv, act: Act, key: Array, num_envs: int, steps: int, render: bool = False
 ) -> Generator[tuple[np.ndarray | None, Step[np.ndarray]], None, None]:
-    """(what the first environment looked like before it, or None; the step) for each of at most `steps` steps."""
+    """Yields (frame of the first environment before the step or None, step) for at most `steps` steps."""
     pool = env.start(num_envs, render=render)
     try:
         key_reset, key_run = jax.random.split(key)
@@ -118,7 +118,7 @@ def _host_steps(
 
 
 class Film(NamedTuple):
-    """The frames of one episode or of its start, the return earned in them, and whether the episode ended."""
+    """The frames of one episode, possibly cut short, its return so far, and whether it ended."""
 
     frames: list[np.ndarray]  # uint8 [H, W, 3]
     total: float
@@ -128,7 +128,7 @@ class Film(NamedTuple):
 def film(
     env: DeviceEnv | HostEnv, networks: Networks, snapshot: PolicySnapshot, key: Array, *, greedy: bool, max_steps: int
 ) -> Film:
-    """At most `max_steps` steps of one episode."""
+    """Render at most `max_steps` steps of one episode."""
     act = jax.jit(actor(env, networks, greedy)(snapshot))
     if is_host_env(env):
         played: Generator[tuple[Any, Step[Any]], None, None] = _host_steps(env, act, key, 1, max_steps, render=True)
@@ -147,7 +147,7 @@ def film(
 def _device_steps(
     env: DeviceEnv, act: Act, key: Array, steps: int
 ) -> Generator[tuple[np.ndarray, Step[Array]], None, None]:
-    """(what one environment looked like before it, the step) for each of at most `steps` steps."""
+    """Yields (frame before the step, step) of one environment for `steps` steps."""
 
     @jax.jit
     def advance(key: Array, env_state: PyTree, obs: Array) -> tuple[PyTree, Step[Array]]:

@@ -1,4 +1,4 @@
-"""Collecting on the host: one member's environments, stepped group by group while the device acts and stores."""
+"""Collection on the host: one member's environments step in groups, while the device computes and stores actions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from nextpolicy.types import A, Array, Distribution, PolicySnapshot, Step
 
 
 class Buffer(NamedTuple):
-    """What the device keeps of a round while it is collected."""
+    """A round's data on the device, filled during collection."""
 
-    obs: Array  # [T + 1, N, ...] raw; the last row is what the next round starts from
+    obs: Array  # [T + 1, N, ...] raw; the next round starts from the last row
     action: Array  # [T, N] or [T, N, A]
-    dist: Distribution  # leaves [T, N, ...]: the behavioural policy's
+    dist: Distribution  # leaves [T, N, ...]: distribution of the behavioural policy
 
 
 class Table(NamedTuple, Generic[A]):
-    """A round's numbers, each [T, N]; filled on the host and sent to the device once."""
+    """A round's scalars, each [T, N], filled on the host and transferred to the device once."""
 
     reward: A
     terminated: A
@@ -39,38 +39,38 @@ class Table(NamedTuple, Generic[A]):
 
 
 class Log(NamedTuple):
-    """What the host keeps of a round."""
+    """A round's data on the host."""
 
     table: Table[np.ndarray]
     finals: list[tuple[int, np.ndarray, np.ndarray]]  # (t, environments [K], their true successors [K, ...])
-    ended: np.ndarray  # [3] returns, lengths and number of the episodes that ended
+    ended: np.ndarray  # [3] sum of returns, sum of lengths and number of the episodes that ended
 
 
 class Compiled(NamedTuple):
-    """The functions that run on the device; `hypers` and agents are data, so all members share them."""
+    """The compiled device functions. `hypers` and agents are arguments, so all members share these functions."""
 
     init: Any  # seeds [M] -> agents, leaves [M, ...]
-    begin: Any  # (agent, explore) -> (keys of the round, its policy, noise for its actions)
+    begin: Any  # (agent, explore) -> (keys of the round, behavioural policy, noise for its actions)
     act: Any  # (snapshot, buffer, obs, noise, place, explore) -> (buffer, next place, action)
-    keep: Any  # (buffer, obs, place) -> buffer: the observations after the last step
+    keep: Any  # (buffer, obs, place) -> buffer, with the observations after the last step
     successors: Any  # (buffer, t, environments, their true successors) -> next_obs [T, N, ...]
     learn: Any  # (hypers, agent, buffer, next_obs or None, table, ended, keys) -> (agent, metrics)
     warm_up: Any  # (agent, buffer, next_obs or None, table, keys) -> agent
 
 
 class Worker:
-    """One member's environments: its groups, what each saw last, and its unfinished episodes."""
+    """One member's environments in groups, with their latest observations and unfinished episodes."""
 
     def __init__(self, setup: Setup, env: HostEnv, seed: int, gamma: float) -> None:
         self.setup, self.env, self.seed, self.gamma = setup, env, seed, gamma
         config = setup.config.environment
         self.num_envs, self.length, self.reward_clip = config.num_envs, config.rollout_length, config.reward_clip
         self.pools: list[HostPool] = []
-        self.seen: list[Any] = []  # per group: observations [n, ...] that the next action is for
+        self.seen: list[Any] = []  # per group: latest observations [n, ...]
         self.running: list[Running] = []  # per group
 
     def start(self, round_index: int) -> None:
-        """Fresh environments; their seed depends on the round, so that a resumed run does not repeat its start."""
+        """Start fresh environments. Their seeds depend on the round, so that a resumed run has new episodes."""
         groups = max(g for g in range(1, self.env.groups + 1) if self.num_envs % g == 0)
         size = self.num_envs // groups
         for group in range(groups):
@@ -78,8 +78,8 @@ class Worker:
             sequence = np.random.SeedSequence((self.seed, round_index, group))
             seed = int(sequence.generate_state(1)[0]) % (2**31 - self.num_envs)
             self.seen.append(self.pools[group].reset(seed))
-        # Where a group's round starts in the buffer: row 0 and its first column. Placed on the device once, since
-        # sending two small numbers with every step would cost as much as starting the step.
+        # The (row, column) where each group starts in the buffer. It stays on the device, since a transfer at every
+        # step would take as long as dispatching the step.
         self.places = [jnp.asarray([0, group * size], jnp.int32) for group in range(groups)]
         self.running = [Running(np.zeros(size), np.zeros(size), np.zeros(size, np.int64)) for _ in range(groups)]
 
@@ -91,10 +91,11 @@ class Worker:
     def collect(
         self, compiled: Compiled, snapshot: PolicySnapshot, noise: Array, buffer: Buffer, explore: bool
     ) -> tuple[Buffer, Log]:
-        """T steps of every environment; the round's observations, actions and distributions are left in the buffer.
+        """T steps of every environment. Observations, actions and distributions are stored in the buffer.
 
-        The device answers some time after it was asked. With two groups, the other one steps meanwhile; with more, an
-        answer is fetched only after the next groups have asked too, as long as half of the groups are stepping.
+        The device computes actions asynchronously. With two groups, one steps while the device computes actions for the
+        other. With more groups, requests for later groups are dispatched before the actions of earlier groups are
+        fetched, while about half of the groups are stepping.
         """
         log = Log(Table.empty(self.length, self.num_envs), [], np.zeros(3))
         places = list(self.places)
@@ -106,7 +107,7 @@ class Worker:
             for group, pool in enumerate(self.pools):
                 step = pool.recv() if t > 0 else None
                 if t < self.length:
-                    # As NumPy: a compiled function transfers it faster than `device_put`.
+                    # Passed as NumPy: a compiled function transfers its arguments faster than `device_put`.
                     obs = self.seen[group] if step is None else step.obs
                     given = (snapshot, buffer, obs, noise, places[group])
                     buffer, places[group], action = compiled.act(*given, explore=explore)
@@ -115,14 +116,14 @@ class Worker:
                     asked.append((pool, action))
                     _answer(asked, patience)
                 elif step is not None:
-                    self.seen[group] = jax.device_put(step.obs)  # for this round's last row and the next one's first
+                    self.seen[group] = jax.device_put(step.obs)  # last row of this round, first row of the next
                     buffer = compiled.keep(buffer, self.seen[group], places[group])
-                if step is not None:  # only now: environments do not wait for bookkeeping
+                if step is not None:  # after dispatch, so that environments do not wait for it
                     self._record(log, step, t - 1, group)
         return buffer, log
 
     def _record(self, log: Log, step: Step[np.ndarray], t: int, group: int) -> None:
-        """Row t of the log from one group's step."""
+        """Write one group's step to row t of the log."""
         step = learned_reward(step, self.reward_clip)
         self.running[group], discounted_return, ended = account(self.running[group], step, self.gamma)
         column = group * len(step.reward)
@@ -136,16 +137,16 @@ class Worker:
 
 
 def _answer(asked: deque[tuple[HostPool, Array]], patience: int) -> None:
-    """Send the oldest actions to their environments, until at most `patience` groups are waiting for theirs."""
+    """Send the oldest actions to their environments until at most `patience` groups are waiting for actions."""
     while len(asked) > patience:
         pool, action = asked.popleft()
         pool.send(np.asarray(action))
 
 
 def padded(log: Log, worker: Worker) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All true successors of a round as (t, environment, observation), padded so that few lengths are compiled.
+    """The true successors of a round as (t, environment, observation), padded to a power of two to limit compilation.
 
-    Padding is at t = T, which is out of range and dropped.
+    Padding has t = T, which is out of range and therefore dropped.
     """
     count = sum(len(index) for _, index, _ in log.finals)
     room = 1 << max(count - 1, 0).bit_length()

@@ -1,9 +1,9 @@
-"""Rounds of a population whose environments run on the host: the same `one_round`, another way of collecting.
+"""Training of a population whose environments run on the host. Rounds use the same `one_round` as device environments.
 
-Each member has its own environments, in groups that are stepped in turn: while the policy acts for one group, the
-others step. Members run one after another through the same compiled functions and share one buffer on the device.
-An observation crosses to the device once and is stored once: the successor of step t is the observation of step t + 1,
-except if an environment was reset within its step; those few true successors are stored separately.
+Each member has its own environments, in groups that step in turn: while the policy acts for one group, the others step.
+Members run one after another through the same compiled functions and share one buffer on the device. Each observation
+is transferred and stored once, since the successor of step t is the observation of step t + 1. The exceptions are
+environments that were reset within the step; their true successors are stored separately.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nextpolicy.types import Array, Episodes, Metrics, PolicySnapshot, PyTree, R
 
 
 def compile_functions(setup: Setup, env: HostEnv) -> Compiled:
-    """Compiled on first use, once for all members."""
+    """The device functions, compiled on first use and shared by all members."""
     config, spec = setup.config.environment, setup.spec
 
     def begin(agent: Agent, explore: bool) -> tuple[RoundKeys, PolicySnapshot, Array]:
@@ -51,20 +51,6 @@ def compile_functions(setup: Setup, env: HostEnv) -> Compiled:
     def successors(buffer: Buffer, t: Array, environment: Array, final_obs: Array) -> Array:
         return buffer.obs[1:].at[t, environment].set(env.arrange(final_obs), mode="drop")
 
-    def rollout(buffer: Buffer, next_obs: Array | None, table: Table[Array]) -> Rollout:
-        return Rollout(
-            obs=buffer.obs[:-1],
-            next_obs=buffer.obs[1:] if next_obs is None else next_obs,
-            action=buffer.action,
-            reward=table.reward,
-            terminated=table.terminated,
-            truncated=table.truncated,
-            behaviour_log_prob=buffer.dist.log_prob(buffer.action),
-            behaviour_dist=buffer.dist,
-            discounted_return=table.discounted_return,
-            valid=None if env.resets_in_step else table.valid,
-        )
-
     def learn(
         hypers: Hypers,
         agent: Agent,
@@ -74,10 +60,10 @@ def compile_functions(setup: Setup, env: HostEnv) -> Compiled:
         ended: Array,
         keys: RoundKeys,
     ) -> tuple[Agent, Metrics]:
-        return one_round(setup, hypers, agent, rollout(buffer, next_obs, table), Episodes(*ended), keys)
+        return one_round(setup, hypers, agent, _rollout(env, buffer, next_obs, table), Episodes(*ended), keys)
 
     def warm_up(agent: Agent, buffer: Buffer, next_obs: Array | None, table: Table[Array], keys: RoundKeys) -> Agent:
-        return warm_up_round(setup, agent, rollout(buffer, next_obs, table), keys)
+        return warm_up_round(setup, agent, _rollout(env, buffer, next_obs, table), keys)
 
     return Compiled(
         init=jax.jit(lambda seeds: init_members(setup, seeds).agent),
@@ -90,8 +76,24 @@ def compile_functions(setup: Setup, env: HostEnv) -> Compiled:
     )
 
 
+def _rollout(env: HostEnv, buffer: Buffer, next_obs: Array | None, table: Table[Array]) -> Rollout:
+    """The rollout of a round from its data on the device and on the host."""
+    return Rollout(
+        obs=buffer.obs[:-1],
+        next_obs=buffer.obs[1:] if next_obs is None else next_obs,
+        action=buffer.action,
+        reward=table.reward,
+        terminated=table.terminated,
+        truncated=table.truncated,
+        behaviour_log_prob=buffer.dist.log_prob(buffer.action),
+        behaviour_dist=buffer.dist,
+        discounted_return=table.discounted_return,
+        valid=None if env.resets_in_step else table.valid,
+    )
+
+
 def _write(whole: Array, part: Array, place: Array) -> Array:
-    """`part` [n, ...] into `whole` [T, N, ...] at `place`: a row, and the first of its columns."""
+    """Write `part` [n, ...] into `whole` [T, N, ...] at `place` = (row, first column)."""
     return jax.lax.dynamic_update_slice(whole, part[None], (*place, *[0] * (whole.ndim - 2)))
 
 
@@ -107,11 +109,11 @@ class HostLoop:
         self.buffer: Buffer | None = None
 
     def init(self, seeds: Array | np.ndarray) -> MemberState:
-        """Fresh agents, leaves [M, ...]; the same parameters as a device program's for the same seeds."""
+        """Initial agents, leaves [M, ...], with the same parameters as in a device program with the same seeds."""
         return MemberState(self.compiled.init(jnp.asarray(seeds)), ())
 
     def block(self, state: MemberState, rounds: int) -> tuple[MemberState, Metrics, PyTree]:
-        """`rounds` rounds of every member; environments start with the first block and then go on."""
+        """`rounds` rounds of every member. Environments start in the first block and continue in later blocks."""
         agents = _apart(state.agent, len(self.workers))
         if not self.workers[0].pools:
             agents = self._start(agents)
@@ -120,7 +122,7 @@ class HostLoop:
             for i in range(len(agents)):
                 agents[i], metrics = self._round(i, agents[i])
                 rows[i].append(metrics)
-        # Fetched first: if ctrl-C comes while NumPy reads a list of JAX arrays, it raises an error about the data.
+        # Fetch first: if ctrl-C interrupts NumPy while it reads a list of JAX arrays, a misleading error is raised.
         table = jax.tree.map(lambda *x: np.stack(x), *[m for row in jax.device_get(rows) for m in row])
         shaped = jax.tree.map(lambda x: x.reshape((len(agents), rounds)), table)
         return MemberState(_together(agents), ()), shaped, None
@@ -139,7 +141,7 @@ class HostLoop:
         return agents
 
     def _round(self, member: int, agent: Agent) -> tuple[Agent, Metrics]:
-        """Collect and learn."""
+        """One round of one member: collect and learn."""
         keys, buffer, next_obs, log = self._collect(member, agent, explore=False)
         data = (buffer, next_obs, log.table, log.ended.astype(np.float32), keys)
         agent, metrics = self.compiled.learn(self.hypers[member], agent, *data)
@@ -147,7 +149,7 @@ class HostLoop:
         return agent, metrics
 
     def _warm_up(self, member: int, agent: Agent) -> Agent:
-        """Act at random and only fill the statistics."""
+        """One warm-up round of one member: act at random and update only the statistics."""
         keys, buffer, next_obs, log = self._collect(member, agent, explore=True)
         agent = self.compiled.warm_up(agent, buffer, next_obs, log.table, keys)
         self.buffer = buffer
@@ -157,7 +159,7 @@ class HostLoop:
         worker, compiled = self.workers[member], self.compiled
         keys, behaviour, noise = compiled.begin(agent, explore=explore)
         buffer = self._room(behaviour, worker) if self.buffer is None else self.buffer
-        self.buffer = None  # donated while it is filled: nothing is left to reuse if collection fails
+        self.buffer = None  # donated during collection, so it cannot be reused if collection fails
         buffer, log = worker.collect(compiled, behaviour, noise, buffer, explore)
         next_obs = compiled.successors(buffer, *padded(log, worker)) if self.env.resets_in_step else None
         return keys, buffer, next_obs, log
@@ -177,24 +179,24 @@ class HostLoop:
 
 @partial(jax.jit, static_argnums=1)
 def _apart(agents: Agent, members: int) -> list[Agent]:
-    """Leaves [M, ...] as one agent per member."""
+    """Split leaves [M, ...] into one agent per member."""
     return [jax.tree.map(lambda x, i=i: x[i], agents) for i in range(members)]
 
 
 @jax.jit
 def _together(agents: list[Agent]) -> Agent:
-    """One agent per member as leaves [M, ...]."""
+    """Stack one agent per member into leaves [M, ...]."""
     return jax.tree.map(lambda *x: jnp.stack(x), *agents)
 
 
 def init_members(setup: Setup, seeds: Array) -> MemberState:
-    """All members before any round; host environments have no state that could be saved."""
+    """All members before the first round. The state of host environments cannot be saved, so `workers` is empty."""
     one = lambda seed: init_agent(setup, member_keys(seed, setup.shards).key_agent)  # noqa: E731
     return MemberState(jax.lax.map(one, jnp.asarray(seeds)), ())
 
 
 def build_host_program(setup: Setup, hypers: Hypers, env: HostEnv, seeds: np.ndarray, *, capacity: int) -> Program:
-    """The population whose numbers are `hypers` (leaves [M]) on environments of the host."""
+    """The program of a population with `hypers` (leaves [M]) on host environments."""
     loop = HostLoop(setup, hypers, env, seeds)
     mesh = Mesh(np.asarray(jax.devices()[:1]).reshape(1, 1), ("members", "envs"))
     return Program(loop.init, loop.block, capacity, mesh, loop.close)

@@ -1,4 +1,4 @@
-"""Many rounds of many members as one compiled program, for environments that run inside XLA."""
+"""Many rounds of many members in one compiled program, for environments that run on the device."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ Lower = Callable[[Any, tuple[Any, ...], int], Any]
 class Program(NamedTuple):
     """A population's two compiled functions.
 
-    `init(seeds [M])` returns the state with leaves [M, ...], warmed up. `block(state, rounds)` does up to `capacity`
-    rounds and returns (state, metrics [M, capacity], observed); it donates the state's buffers. `rounds` is data, so a
-    new block length costs no compilation, and the length of blocks cannot change the result.
+    `init(seeds [M])` returns the state after warm-up, leaves [M, ...]. `block(state, rounds)` runs up to `capacity`
+    rounds and returns (state, metrics [M, capacity], observed). It donates the state's buffers. `rounds` is traced, so
+    a new block length needs no compilation, and the block length does not change the result.
     """
 
     init: Callable[[Array | np.ndarray], MemberState]
     block: Callable[[MemberState, int], tuple[MemberState, Metrics, PyTree]]
     capacity: int
     mesh: Mesh
-    close: Callable[[], None] = lambda: None  # stops the environments that run on the host
+    close: Callable[[], None] = lambda: None  # stops host environments
 
 
 def member_init(setup: Setup, env: DeviceEnv, seed: Array) -> MemberState:
-    """One member at its start, before any warm-up."""
+    """The initial state of one member, before warm-up."""
     keys = member_keys(seed, setup.shards)
     return MemberState(init_agent(setup, keys.key_agent), init_workers(setup, env, keys))
 
@@ -49,11 +49,11 @@ def member_init(setup: Setup, env: DeviceEnv, seed: Array) -> MemberState:
 def member_round(
     setup: Setup, env: DeviceEnv, hypers: Hypers, state: MemberState, warming: Array | None = None
 ) -> tuple[MemberState, Metrics]:
-    """One round of one member: collect, learn; or, while `warming`, collect at random and only fill the statistics."""
+    """One round of one member: collect and learn, or if `warming`, act at random and update only the statistics."""
     agent, workers = state
     keys = round_keys(agent.key, setup.shards)
     workers, rollout, episodes = collect(setup, env, hypers, agent, workers, keys, warming)
-    # Under a jit of its own, the round is traced once, though its shapes are asked for first.
+    # Jitted, so that `eval_shape` and the actual call trace the round only once.
     learn = jax.jit(lambda agent, rollout: one_round(setup, hypers, agent, rollout, episodes, keys))
     if warming is None:
         agent, metrics = learn(agent, rollout)
@@ -67,8 +67,8 @@ def member_round(
 def repeat_rounds(
     one_round: Callable[[MemberState], tuple[MemberState, PyTree]], capacity: int, rounds: Array, state: MemberState
 ) -> tuple[MemberState, PyTree]:
-    """`rounds` rounds; row i of each output [capacity, ...] is what the i-th of them gave."""
-    # Under a jit of its own, the round is traced once, though its shapes are asked for first. Tracing can take seconds.
+    """`rounds` rounds; row i of each output [capacity, ...] is the output of round i."""
+    # Jitted, so that `eval_shape` and the loop trace the round only once. Tracing can take seconds.
     one_round = jax.jit(one_round)
 
     def body(i: Array, carry: tuple[MemberState, PyTree]) -> tuple[MemberState, PyTree]:
@@ -82,7 +82,7 @@ def repeat_rounds(
 
 
 def over_members(mode: str, function: Callable[..., Any], *arguments: PyTree) -> Any:
-    """`function` for every member of the leading axis: side by side, or one after another."""
+    """Apply `function` to every member of the leading axis: in parallel (`vmap`) or sequentially (`map`)."""
     if mode == "vmap":
         return jax.vmap(function)(*arguments)
     return jax.lax.map(lambda args: function(*args), arguments)
@@ -98,7 +98,7 @@ def population_block(
 ) -> tuple[MemberState, PyTree]:
     """`rounds` rounds of every member, outputs [M, capacity, ...].
 
-    Side by side, each round is mapped over members, not each member over rounds: mapping a loop traces its body again.
+    With `vmap`, members are mapped inside the loop over rounds, since mapping a loop would trace its body again.
     """
     if mode == "map":
         member = lambda h, s: repeat_rounds(partial(one_round, h), capacity, rounds, s)  # noqa: E731
@@ -108,25 +108,25 @@ def population_block(
 
 
 def population_mode(mode: str) -> str:
-    """`vmap` or `map`. `auto` is vmap on accelerators and one after another on CPUs, where it is the faster."""
+    """`vmap` or `map`. `auto` is `vmap` on accelerators and `map` on CPUs, where it is faster."""
     cpu = jax.default_backend() == "cpu"
     if mode == "vmap" and cpu:
         raise ConfigError(
-            "population: expected 'auto' or 'map' on a CPU, got 'vmap', with which XLA's thread pool can deadlock; "
-            "'force-vmap' takes the risk"
+            "population: expected 'auto' or 'map' on a CPU, got 'vmap', which can deadlock XLA's thread pool; "
+            "use 'force-vmap' to take the risk"
         )
     return "vmap" if mode == "force-vmap" else mode if mode != "auto" else "map" if cpu else "vmap"
 
 
 def layout(members: int, shares: int, devices: list[Any]) -> Mesh:
-    """How a population lies on the devices: over members as far as they go, then over environments.
+    """The device mesh of a population: split over members first, then over environments.
 
-    `shares` is what the environments may be split by: any divisor of it.
+    The environments can be split into any number of parts that divides `shares`.
     """
     across_members = max(d for d in range(1, len(devices) + 1) if members % d == 0)
     left = len(devices) // across_members
     across_envs = max(d for d in range(1, left + 1) if shares % d == 0)
-    # Environments are split only where members cannot fill the machine: it changes what a minibatch is made of.
+    # Split environments only if there are fewer members than devices, since it changes the composition of minibatches.
     if members >= len(devices):
         across_envs = 1
     grid = np.asarray(devices[: across_members * across_envs]).reshape(across_members, across_envs)
@@ -143,9 +143,9 @@ def build_program(
     devices: list[Any] | None = None,
     lower: Lower | None = None,
 ) -> Program:
-    """Compile-once functions for the population whose numbers are `hypers` (leaves [M]).
+    """The program of a population with `hypers` (leaves [M]); each function is compiled once.
 
-    `lower(function, arguments, donated)` may lower the block in its own way, on one device.
+    On one device, `lower(function, arguments, donated)` replaces `function.lower(*arguments)` for the block.
     """
     shares = setup.config.algorithm.environment_shards(setup.config.environment.num_envs)
     mesh = layout(len(hypers.period), shares, devices or jax.devices())
@@ -154,7 +154,7 @@ def build_program(
     setup = setup.sharded(Shards("envs", shards)) if shards > 1 else setup
     members, everywhere = PartitionSpec("members"), PartitionSpec()
     spec = MemberState(members, PartitionSpec("members", "envs") if shards > 1 else members)  # type: ignore[arg-type]
-    # On one device there is nothing to spread, and what was traced before the mesh was known need not be traced again.
+    # On one device, skip `shard_map`, so that functions that were already traced are not traced again.
     spread = partial(jax.shard_map, mesh=mesh, check_vma=False) if mesh.size > 1 else lambda function, **_: function
     init, block = _functions(setup, env, capacity, observer)
     jit_init = jax.jit(spread(init, in_specs=members, out_specs=spec))
@@ -169,12 +169,12 @@ def build_program(
             shapes = _placed_shapes(mesh, spec, jax.eval_shape(jit_init, seeds))
             arguments = (placed, shapes, np.int32(0), np.bool_(False))
             lowered = jit_block.lower(*arguments) if lower is None or mesh.size > 1 else lower(jit_block, arguments, 1)
-            with ThreadPoolExecutor(1) as pool:  # both contain an environment's reset: in parallel, it is paid for once
+            with ThreadPoolExecutor(1) as pool:  # both contain the environment's reset, so compile in parallel
                 pending = pool.submit(lowered.compile)
                 compiled["init"] = jit_init.lower(seeds).compile()
                 compiled["block"] = pending.result()
         state = compiled["init"](seeds)
-        # Warm-up rounds go through the same compiled block: an environment may take longer to compile than to run.
+        # Warm-up rounds use the same compiled block, since an environment may take longer to compile than to run.
         for first in range(0, setup.config.warm_up_rounds, capacity):
             rounds = np.int32(min(capacity, setup.config.warm_up_rounds - first))
             state = compiled["block"](placed, state, rounds, np.bool_(True))[0]
@@ -189,7 +189,7 @@ def build_program(
 def _functions(
     setup: Setup, env: DeviceEnv, capacity: int, observer: Observer | None
 ) -> tuple[Callable[[Array], MemberState], Callable[..., Any]]:
-    """The two functions of a population, before they are spread and compiled."""
+    """The two functions of a population, before sharding and compilation."""
     mode = population_mode(setup.config.run.population)
 
     def init(seeds: Array) -> MemberState:
@@ -209,13 +209,13 @@ def _functions(
 
 
 def _check_processes(mesh: Mesh, members: int) -> None:
-    """Every process must have a part of the work."""
+    """Raise unless the mesh includes devices of every process."""
     if {d.process_index for d in jax.devices()} - {d.process_index for d in mesh.devices.flat}:
         raise ValueError(f"num_processes: expected a divisor of {members} members, got {jax.process_count()}")
 
 
 def _placed_shapes(mesh: Mesh, spec: MemberState, shapes: MemberState) -> MemberState:
-    """Shapes and types of a state, and where its parts lie."""
+    """Shapes, dtypes and shardings of a state."""
 
     def place(part: Any, shapes: PyTree) -> PyTree:
         sharding = NamedSharding(mesh, part)

@@ -2,8 +2,8 @@
 
 Algorithm 2 of Sandhu and Parr, "Approximate Next Policy Sampling: Replacing Conservative Target Policy Updates in Deep
 RL" (arXiv 2605.05481). The behavioural policy beta_k has collected the rollout. The algorithm evaluates the frozen
-target pi on it and improves beta_k to beta_{k+1}. The criterion decides whether pi becomes beta_{k+1} or is held. If it
-always follows, this is the plain algorithm: PPO is SV-PPO with the gate always open.
+target pi on it and improves beta_k to beta_{k+1}. The criterion decides whether pi becomes beta_{k+1} or is held. If
+the criterion always accepts, this is the plain algorithm: PPO is SV-PPO with a gate that is always open.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def one_round(
         hypers.algorithm, agent.learner, agent.target, without_artefacts(rollout), key_learn, progress
     )
 
-    # 2. Decide: plain and static members go by the count of rounds, the others by the criterion.
+    # 2. Decide: plain and static members follow a fixed period, dynamic members the criterion.
     rounds_held = agent.rounds_held + 1
     state, wanted, why = criterion.update(agent.criterion, evidence, hypers.criterion, progress)
     accept = jnp.where(hypers.period > 0, rounds_held >= hypers.period, wanted)
@@ -50,15 +50,15 @@ def one_round(
 
 
 def warm_up_round(setup: Setup, agent: Agent, rollout: Rollout, keys: RoundKeys) -> Agent:
-    """A round of random actions: only statistics change, and the target, still the behavioural policy, follows."""
+    """A round of random actions, which updates only the statistics. The target remains the behavioural policy."""
     learner = setup.algorithm.warm_up(agent.learner, without_artefacts(rollout))
     return agent._replace(learner=learner, target=setup.algorithm.behaviour(learner), key=keys.key_rest)
 
 
 def without_artefacts(rollout: Rollout) -> Rollout:
-    """Zeros in place of steps that are not valid.
+    """The rollout with zeros in all invalid steps.
 
-    Masking the losses is not enough: 0 * NaN is NaN, in a sum, in a trace and in a gradient.
+    Masking the losses is not enough, since 0 * NaN is NaN in sums, traces and gradients.
     """
     if rollout.valid is None:
         return rollout
@@ -75,7 +75,7 @@ def episode_metrics(shards: Shards, episodes: Episodes) -> Metrics:
 
 
 def evidence_metrics(evidence: Evidence, accept: Array) -> Metrics:
-    """How far this round moved the target and the behavioural policy, and how far apart they were."""
+    """Scale of the value targets, divergences of the policies, and effective sample size."""
     return {
         "diff_scale": evidence.scale,
         "kl_target": jnp.where(accept, evidence.kl_jump, 0.0),

@@ -1,4 +1,4 @@
-"""The state of one member; a population is the same with a leading member axis."""
+"""The state of one member. A population has the same state with a leading member axis."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nextpolicy.types import Array, Networks, PolicySnapshot, PyTree
 
 
 class Hypers(NamedTuple):
-    """The numbers of a member that are data, not code: they may differ between members of one compiled program."""
+    """The traced hyperparameters of a member. They may differ between members of one compiled program."""
 
     period: Array  # int32, rounds between target updates; 0 if the criterion decides
     algorithm: Any  # the algorithm's settings, traced fields as arrays
@@ -28,9 +28,9 @@ class Hypers(NamedTuple):
 
 
 class Agent(NamedTuple):
-    """What learns, and the frozen target policy that is evaluated."""
+    """The learner, the frozen target policy that it evaluates, and the state of the criterion."""
 
-    learner: PyTree  # the algorithm's: parameters, optimiser, statistics
+    learner: PyTree  # the algorithm's state: parameters, optimiser state, statistics
     target: PolicySnapshot
     criterion: PyTree  # the criterion's state
     rounds_held: Array  # int32, rounds since the target last changed
@@ -39,7 +39,7 @@ class Agent(NamedTuple):
 
 
 class Workers(NamedTuple):
-    """What runs inside XLA: N environments and their unfinished episodes."""
+    """The state of N environments on the device and their unfinished episodes."""
 
     env_state: PyTree
     obs: Array  # [N, ...]
@@ -47,15 +47,15 @@ class Workers(NamedTuple):
 
 
 class MemberState(NamedTuple):
-    """A member: what learns and what runs."""
+    """The state of a member: its agent and its environments."""
 
     agent: Agent
-    workers: PyTree  # Workers; () if environments run on the host, which cannot save their state
+    workers: PyTree  # Workers; () for host environments, whose state cannot be saved
 
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """The parts of a run that are code, not data: fixed before compilation."""
+    """The static parts of a run, fixed before compilation."""
 
     config: TrainConfig
     spec: EnvSpec
@@ -65,7 +65,7 @@ class Setup:
 
     @property
     def local_envs(self) -> int:
-        """Environments of one shard."""
+        """Number of environments per shard."""
         return self.config.environment.num_envs // self.shards.count
 
     @property
@@ -75,17 +75,17 @@ class Setup:
         return self.config.algorithm_class(self.config.algorithm, parts)
 
     def sharded(self, shards: Shards) -> Setup:
-        """The same run with its environments spread over shards."""
+        """The same run with its environments split over shards."""
         return replace(self, shards=shards)
 
 
 def make_criterion(config: TrainConfig, own: Criterion | None) -> Criterion:
-    """The caller's own criterion, or the one that the configuration names."""
+    """The caller's criterion, or the one named in the configuration."""
     return CRITERIA[config.run.criterion]() if own is None else own
 
 
 def population_hypers(config: TrainConfig, criterion_params: PyTree | None = None) -> Hypers:
-    """The members' numbers, leaves [M]; `criterion_params` (leaves [M]) are those of the caller's own criterion."""
+    """The members' hyperparameters, leaves [M]. `criterion_params` (leaves [M]) belong to the caller's criterion."""
     members = config.members()
     periods = [config.period(m) for m in members]
     if criterion_params is None:
@@ -97,20 +97,20 @@ def population_hypers(config: TrainConfig, criterion_params: PyTree | None = Non
 
 
 def _columns(settings: list[Settings]) -> Any:
-    """One settings object whose traced fields are columns [M]."""
+    """One settings object whose traced fields are arrays [M]."""
     infos = [info for info in field_infos("", type(settings[0])) if info.traced]
     columns = {
         i.name: np.asarray([getattr(s, i.name) for s in settings], bool if i.annotation is bool else np.float32)
         for i in infos
     }
-    made = object.__new__(type(settings[0]))  # validation is for numbers, not for columns of them
+    made = object.__new__(type(settings[0]))  # skips validation, which expects scalars
     for field in fields(settings[0]):  # type: ignore[arg-type]
         object.__setattr__(made, field.name, columns.get(field.name, getattr(settings[0], field.name)))
     return made
 
 
 def init_agent(setup: Setup, key: Array) -> Agent:
-    """A fresh agent: the target starts as the behavioural policy."""
+    """The initial agent, whose target is the behavioural policy."""
     key_learner, key_rest = jax.random.split(key)
     learner = setup.algorithm.init(key_learner)
     zero = jnp.zeros((), jnp.int32)

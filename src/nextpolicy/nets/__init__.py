@@ -1,1 +1,1 @@
-"""Networks: torsos that read observations, heads that make distributions, and their assembly."""
+"""Networks: torsos (observations to features), heads (features to distributions and values), and their assembly."""

@@ -1,4 +1,4 @@
-"""From an environment's description and a network configuration to the functions training calls."""
+"""Builds `Networks` from an environment's specification and a network configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nextpolicy.envs.base import Discrete, EnvSpec
 from nextpolicy.nets import check, heads, torsos
 from nextpolicy.types import Array, Networks, Params, PolicySnapshot, RunningStats
 
-_SMALLEST = {"small-cnn": 3, "nature": 36, "impala": 1}  # sides of an image that their convolutions leave anything of
+_SMALLEST = {"small-cnn": 3, "nature": 36, "impala": 1}  # smallest side of an image, in pixels
 
 
 class _Stack(nn.Module):
@@ -32,10 +32,10 @@ class _Stack(nn.Module):
 def build(
     spec: EnvSpec, config: NetConfig, actor: nn.Module | None = None, critic: nn.Module | None = None
 ) -> Networks:
-    """The configured networks, or the caller's own Flax modules.
+    """The configured networks, or the caller's Flax modules.
 
-    A caller's `actor` maps observations to logits (discrete) or to (mean, log_std) (continuous), its `critic` to one
-    value each; both read the observation after normalisation, as float32.
+    A caller's `actor` maps observations to logits (discrete actions) or to (mean, log_std) (continuous actions). A
+    caller's `critic` maps each observation to one value. Both receive normalised observations as float32.
     """
     actor_module: nn.Module = _Stack(_torso(spec, config), _policy_head(spec, config)) if actor is None else actor
     as_distribution = (lambda x: x) if actor is None else _wrap_output(spec)
@@ -80,7 +80,7 @@ def build(
 
 
 def _fuses(spec: EnvSpec, config: NetConfig) -> bool:
-    """Whether the configured networks run as fused kernels here."""
+    """Whether the configured networks run as fused kernels on this device."""
     mlp = torso_kind(spec, config) == "mlp" and spec.obs_table is None
     if not mlp or config.compute_dtype == "float32" or jax.default_backend() != "gpu":
         return False
@@ -90,14 +90,14 @@ def _fuses(spec: EnvSpec, config: NetConfig) -> bool:
 
 
 def _run_fused(spec: EnvSpec, config: NetConfig, module: nn.Module, params: Params, x: Array) -> Any:
-    """`module.apply(params, x)` by the fused kernels, for a `_Stack` of ours; a caller's module runs as it is."""
+    """`module.apply(params, x)`, with fused kernels if `module` is a `_Stack` and not a caller's module."""
     if not isinstance(module, _Stack):
         return module.apply(params, x)
     return _run_all_fused(spec, config, [(module, params)], x)[0]
 
 
 def _run_all_fused(spec: EnvSpec, config: NetConfig, networks: list[tuple[Any, Params]], x: Array) -> list[Any]:
-    """`module.apply(params, x)` of each `_Stack` of ours, by the same kernels side by side."""
+    """`module.apply(params, x)` of each `_Stack`, computed side by side in the same fused kernels."""
     from nextpolicy.nets import fused
 
     def layers(params: Params) -> list[tuple[Array, Array]]:
@@ -119,15 +119,15 @@ def _features(module: nn.Module, params: Params, obs: Array) -> Array:
 
 
 def _tabulated(apply: Callable[[Any], Any], spec: EnvSpec) -> Callable[[Array], Any]:
-    """`apply` itself, or a look-up in its values on every row of the environment's table."""
+    """`apply`, or a look-up in its outputs if the environment has a table of observations."""
     if spec.obs_table is None:
         return apply
-    rows = apply(spec.obs_table)  # as a NumPy constant: a torso may use that these are all there is
+    rows = apply(spec.obs_table)  # a NumPy constant, so that a torso can exploit repeated patches
     return lambda index: jax.tree.map(lambda x: x[index], rows)
 
 
 def _reader(spec: EnvSpec) -> Callable[[Array, RunningStats | None], Array]:
-    """What networks see of a raw observation: floats, pixels in [0, 1], normalised where statistics are kept."""
+    """Converts raw observations to float32: pixels to [0, 1], others normalised if there are statistics."""
     pixels = jnp.dtype(spec.obs_dtype) == jnp.uint8
 
     def read(obs: Array, obs_stats: RunningStats | None) -> Array:
@@ -140,7 +140,7 @@ def _reader(spec: EnvSpec) -> Callable[[Array, RunningStats | None], Array]:
 
 
 def _dtype(config: NetConfig) -> Any:
-    """What Flax computes in; `auto` is bfloat16 only where the fused kernels do the computing."""
+    """The dtype of Flax modules; under `auto`, only fused kernels use bfloat16."""
     return jnp.bfloat16 if config.compute_dtype == "bfloat16" else jnp.float32
 
 
@@ -159,7 +159,7 @@ def _torso(spec: EnvSpec, config: NetConfig) -> nn.Module:
 
 
 def torso_kind(spec: EnvSpec, config: NetConfig) -> str:
-    """The configured torso; `auto` takes an MLP for vectors, a small CNN for small images, Nature's for larger ones."""
+    """The configured torso; `auto` selects mlp for vectors, small-cnn for small images and nature for larger ones."""
     image = len(spec.obs_shape) == 3
     side = min(spec.obs_shape[:2]) if image else 0
     if config.torso != "auto":
@@ -183,7 +183,7 @@ def _policy_head(spec: EnvSpec, config: NetConfig) -> nn.Module:
 
 
 def _wrap_output(spec: EnvSpec) -> Callable[[Any], heads.Distribution]:
-    """Read a caller's actor: logits for discrete actions, (mean, log_std) for continuous ones."""
+    """Converts a caller's actor output: logits for discrete actions, (mean, log_std) for continuous ones."""
     if isinstance(spec.action, Discrete):
         return lambda logits: heads.Categorical(jax.nn.log_softmax(logits.astype(jnp.float32)))
     return lambda out: heads.DiagonalGaussian(out[0], jnp.broadcast_to(out[1], out[0].shape))

@@ -1,4 +1,4 @@
-"""What is checked of images and of a caller's own networks before anything is compiled; each complaint is one line."""
+"""Checks of image shapes and of a caller's networks before compilation. Errors are one line."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from flax import nnx
 from nextpolicy.config import ConfigError
 from nextpolicy.envs.base import Discrete, EnvSpec
 
-_MOST_CHANNELS, _LEAST_SIDE, _SQUARE = 4, 16, 36  # of what looks like an image [C, H, W]
+_MOST_CHANNELS, _LEAST_SIDE, _SQUARE = 4, 16, 36  # shapes that look like an image [C, H, W]
 
 
 def channels_last(spec: EnvSpec) -> None:
-    """Raise if observations look like images [C, H, W]: convolutions would take colours for rows."""
+    """Raise if observations look like images [C, H, W], since convolutions expect channels last."""
     shape = spec.obs_shape
     few = len(shape) == 3 and shape[0] <= _MOST_CHANNELS and min(shape[1:]) >= _LEAST_SIDE
-    stack = len(shape) == 3 and shape[0] < shape[1] == shape[2] >= _SQUARE  # frames of several channels each
+    stack = len(shape) == 3 and shape[0] < shape[1] == shape[2] >= _SQUARE  # stacked frames with several channels each
     if few or stack:
         raise ConfigError(
             f"{spec.id}: expected images [H, W, C], got shape {shape}, which looks like [C, H, W]; set env_options "
-            "channels_first=true (gym/... and env_fn), transpose them in the environment, or take torso=mlp"
+            "channels_first=true (gym/... and env_fn), transpose them in the environment, or use torso=mlp"
         )
 
 
 def own_modules(spec: EnvSpec, actor: Any, critic: Any) -> None:
-    """Raise unless the caller's own modules, where there are any, give what training reads; nothing is computed."""
+    """Raise unless the outputs of the caller's modules have the right shapes. Shapes only; nothing is computed."""
     for name, module in (("actor", actor), ("critic", critic)):
         if module is None:
             continue
         _is_linen(name, module)
-        # Training evaluates networks on minibatches [B, ...] and on rollouts [T, N, ...]; on a table by its rows alone.
+        # Training applies networks to minibatches [B, ...] and rollouts [T, N, ...]; with a table, only to its rows.
         for lead in ((2,),) if spec.obs_table is not None else ((2,), (3, 2)):
             out = _shapes(name, module, spec, lead)
             right, wanted, advice = _policy(spec, lead, out) if name == "actor" else _value(lead, out)
@@ -51,24 +51,24 @@ def _is_linen(name: str, module: Any) -> None:
 
 
 def _shapes(name: str, module: Any, spec: EnvSpec, lead: tuple[int, ...]) -> Any:
-    """Shapes of what a module gives for observations with leading axes `lead`."""
+    """Shapes of a module's outputs for observations with leading axes `lead`."""
     zeros = lambda lead: jnp.zeros((*lead, *spec.obs_shape), jnp.float32)  # noqa: E731
     try:
         return jax.eval_shape(lambda key: module.apply(module.init(key, zeros((1,))), zeros(lead)), jax.random.key(0))
-    except Exception as error:  # it is the caller's code that runs here
+    except Exception as error:  # the caller's code may raise anything
         reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
         raise ConfigError(
             f"{name}: expected a module that reads observations of shape {(*lead, *spec.obs_shape)}, got {reason}; "
             + (
                 "keep all axes before those of one observation"
                 if len(lead) > 1
-                else "it takes nothing else: no rngs, no state"
+                else "it must need no other input, such as rngs or state"
             )
         ) from error
 
 
 def _policy(spec: EnvSpec, lead: tuple[int, ...], out: Any) -> tuple[bool, str, str]:
-    """Whether an actor's output is right, what is expected and how to get there."""
+    """(whether an actor's output is right, what is expected, how to fix it)."""
     if isinstance(spec.action, Discrete):
         wanted = (*lead, spec.action.n)
         return getattr(out, "shape", None) == wanted, f"logits of shape {wanted}", f"end it with nn.Dense({wanted[-1]})"
@@ -80,13 +80,13 @@ def _policy(spec: EnvSpec, lead: tuple[int, ...], out: Any) -> tuple[bool, str, 
 
 
 def _value(lead: tuple[int, ...], out: Any) -> tuple[bool, str, str]:
-    """Whether a critic's output is right, what is expected and how to get there."""
+    """(whether a critic's output is right, what is expected, how to fix it)."""
     right = getattr(out, "shape", None) in (lead, (*lead, 1))
     return right, f"values of shape {lead}", "end it with nn.Dense(1)(x)[..., 0]"
 
 
 def _spreads(shape: tuple[int, ...] | None, wanted: tuple[int, ...]) -> bool:
-    """Whether an array of `shape` is broadcast to `wanted` without adding to it."""
+    """Whether `shape` broadcasts to exactly `wanted`."""
     if shape is None:
         return False
     padded = (1,) * (len(wanted) - len(shape)) + shape

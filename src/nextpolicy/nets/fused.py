@@ -1,9 +1,10 @@
-"""A small MLP as one GPU kernel forward and one backward, in bfloat16 with float32 sums.
+"""A small MLP as one forward and one backward GPU kernel, in bfloat16 with float32 accumulation.
 
-XLA runs each layer as a matmul, then reads its result again for the bias and the activation, forward and backward: for
-layers of 256 that traffic costs more than the arithmetic. Here a block of samples stays on the chip through all layers.
-The forward kernel writes only what the backward pass reads, the backward kernel the gradients before each activation
-and the sums that are the biases' gradients. The gradients of the weights are matmuls, and left to XLA.
+XLA runs each layer as a matmul and then reads the result again for the bias and the activation, forward and backward.
+For layers of width 256, this memory traffic costs more than the arithmetic. Here, a block of samples stays on the chip
+through all layers. The forward kernel writes only the activations that the backward pass reads. The backward kernel
+writes the gradients before each activation, and per-block sums for the bias gradients. XLA computes the weight
+gradients, which are matmuls.
 
     h_0 = x,  z_l = h_{l-1} W_l + b_l,  h_l = act(z_l) for l < L,  out = z_L
 
@@ -25,18 +26,18 @@ from nextpolicy.types import Array
 Layers = list[tuple[Array, Array]]  # (W_l, b_l), l = 1..L
 
 ACTIVATIONS = ("tanh", "relu")
-WIDTHS = (16, 32, 64, 128, 256)  # powers of two: what Triton's blocks take, and what fits on the chip
-ROWS, COLUMNS, WARPS = 64, 128, 4  # samples per block, columns per matmul, warps: the best of eighteen on an H200
+WIDTHS = (16, 32, 64, 128, 256)  # Triton blocks must be powers of two, and wider layers do not fit on the chip
+ROWS, COLUMNS, WARPS = 64, 128, 4  # samples per block, columns per matmul, warps: fastest of 18 on an H200
 
 
 def supported(hidden: tuple[int, ...], activation: str, layer_norm: bool) -> bool:
-    """Whether a network of these hidden layers has a fused form on the GPU that is here."""
+    """Whether the fused kernels support these hidden layers on this device."""
     fits = activation in ACTIVATIONS and not layer_norm and bool(hidden) and all(w in WIDTHS for w in hidden)
     return fits and _tensor_cores()
 
 
 def _tensor_cores() -> bool:
-    """Whether the device is an NVIDIA GPU that multiplies in bfloat16."""
+    """Whether the device is an NVIDIA GPU with bfloat16 tensor cores."""
     device = jax.devices()[0]
     if device.platform != "gpu" or "cuda" not in str(device.client.platform_version).lower():
         return False
@@ -44,9 +45,9 @@ def _tensor_cores() -> bool:
 
 
 def mlp(layers: Layers, x: Array, activation: str, interpret: bool = False) -> Array:
-    """float32 outputs [..., A] of the network `layers` on inputs [..., D].
+    """float32 outputs [..., A] of the network `layers` for inputs x [..., D].
 
-    With `interpret` the kernels run as plain JAX, on any device and slowly: for tests.
+    `interpret` runs the kernels slowly in plain JAX on any device, for tests.
     """
     lead, actions = x.shape[:-1], layers[-1][0].shape[-1]
     rows = x.reshape(-1, x.shape[-1]).astype(jnp.bfloat16)
@@ -61,9 +62,9 @@ def mlp(layers: Layers, x: Array, activation: str, interpret: bool = False) -> A
 
 
 def mlps(networks: list[Layers], x: Array, activation: str, interpret: bool = False) -> list[Array]:
-    """`mlp` of several networks with the same hidden layers on the same inputs, by the same kernels, side by side.
+    """`mlp` of several networks with equal hidden layers on the same inputs, side by side in the same kernels.
 
-    For a small population that fills the GPU better than one after the other, with half as many kernels to start.
+    For a small population this fills the GPU better than one network after another, with half the kernel launches.
     """
     if len(networks) == 1:
         return [mlp(networks[0], x, activation, interpret)]
@@ -74,8 +75,8 @@ def mlps(networks: list[Layers], x: Array, activation: str, interpret: bool = Fa
         for layers, width in zip(networks, widths, strict=True)
     ]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *alike)
-    # The first layers' gradients are products with the same x. To make one product of them takes turning dz_1 round,
-    # to make one for each takes a copy of x for each: whichever is the smaller.
+    # The weight gradients of the first layers are matmuls with the same x. A single matmul needs a transposed dz_1; one
+    # matmul per network needs a copy of x per network. Choose the smaller of the two.
     copied = x.shape[-1] <= networks[0][0][0].shape[-1]
     inputs = jnp.broadcast_to(x.astype(jnp.bfloat16), (len(networks), *x.shape)) if copied else x
     run = lambda layers, x: mlp(layers, x, activation, interpret)  # noqa: E731
@@ -88,12 +89,12 @@ def _pad(x: Array, after: tuple[int, ...]) -> Array:
 
 
 def _excess(width: int) -> int:
-    """Columns to add to an input or an output so that it can be cut into chunks: to 16, 32 or a number of 64s."""
+    """Columns of padding so that `width` can be cut into chunks: up to 16, 32 or a multiple of 64."""
     return -width % next((w for w in WIDTHS[:2] if w >= width), 64)
 
 
 def _chunks(width: int) -> list[Any]:
-    """A layer's columns, as many at a time as one matmul takes."""
+    """The columns of a layer as slices, one per matmul."""
     size = next(w for w in reversed(WIDTHS) if w <= COLUMNS and width % w == 0)
     return [pl.ds(first, size) for first in range(0, width, size)]
 
@@ -117,7 +118,7 @@ def _gradients(static: Static, kept: tuple[list[Array], list[Array]], d_out: Arr
     d_z, sums = _backward(static, weights, inputs[1:], d_out)
     product = partial(jnp.matmul, preferred_element_type=jnp.float32)
     d_weights = [product(h.T, d) for h, d in zip(inputs, [*d_z, d_out.astype(jnp.bfloat16)], strict=True)]
-    d_x = product(d_z[0], weights[0].T).astype(inputs[0].dtype)  # where nobody asks for it, it costs nothing
+    d_x = product(d_z[0], weights[0].T).astype(inputs[0].dtype)  # XLA removes this if it is unused
     return d_weights, jnp.sum(sums, axis=(0, 1)), d_x
 
 
@@ -129,7 +130,7 @@ def _narrow(weights: list[Array]) -> list[Array]:
 
 
 def _forward(static: Static, weights: list[Array], bias: Array, x: Array, keep: bool) -> list[Array]:
-    """[out, h_1, ..., h_{L-1}], or [out] alone."""
+    """[out, h_1, ..., h_{L-1}] if `keep`, else [out]."""
     outputs = [jax.ShapeDtypeStruct((x.shape[0], weights[-1].shape[1]), jnp.float32)]
     if keep:
         outputs += [jax.ShapeDtypeStruct((x.shape[0], w.shape[1]), jnp.bfloat16) for w in weights[:-1]]
@@ -157,7 +158,7 @@ def _forward_kernel(static: Static, depth: int, x_ref: Any, *refs: Any) -> None:
 
 
 def _after(first: int, columns: Any) -> Any:
-    """Those columns of an array of which the first `first` belong to others."""
+    """The slice `columns`, shifted by `first`."""
     return pl.ds(first + columns.start, columns.size)
 
 
@@ -165,12 +166,12 @@ def _activate(static: Static, z: Array) -> Array:
     activation, interpret = static
     if activation == "relu":
         return jnp.maximum(z, 0.0)
-    # One instruction, right to 11 bits; the result is kept with 8. The full tanh would cost as much as the matmuls.
+    # One instruction, accurate to 11 bits; bfloat16 keeps 8. An exact tanh would cost as much as the matmuls.
     return jnp.tanh(z) if interpret else triton.approx_tanh(z)
 
 
 def _backward(static: Static, weights: list[Array], hidden: list[Array], d_out: Array) -> tuple[list[Array], Array]:
-    """[dz_1, ..., dz_{L-1}], and of these and of d_out the sums over each block of samples [blocks, 1, sum of H_l]."""
+    """[dz_1, ..., dz_{L-1}], and the sums of these and of d_out over each block of samples [blocks, 1, sum_l H_l]."""
     outputs = [jax.ShapeDtypeStruct(h.shape, jnp.bfloat16) for h in hidden]
     width = sum(h.shape[1] for h in [*hidden, d_out])
     outputs += [jax.ShapeDtypeStruct((d_out.shape[0] // ROWS, 1, width), jnp.float32)]
@@ -204,9 +205,9 @@ def _backward_kernel(static: Static, depth: int, d_out_ref: Any, *refs: Any) -> 
 def _call(
     static: Static, name: str, kernel: Any, blocked: list[Array], whole: list[Array], outputs: list[Any]
 ) -> list[Array]:
-    """Run `kernel` once for each block of rows of `blocked`, with all of `whole`.
+    """Run `kernel` once for each block of rows of `blocked`, with the full arrays `whole`.
 
-    Outputs [B, H] are blocked alike; of outputs [blocks, 1, H] each block of samples gives one row.
+    Outputs [B, H] have the same blocks of rows. In outputs [blocks, 1, H], each block writes one row.
     """
     by_rows = lambda a: pl.BlockSpec((ROWS, a.shape[1]), lambda i: (i, 0))  # noqa: E731
     one_each = lambda a: pl.BlockSpec((1, 1, a.shape[2]), lambda i: (i, 0, 0))  # noqa: E731

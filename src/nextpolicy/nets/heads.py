@@ -1,4 +1,4 @@
-"""Action distributions, as tuples of arrays with the few methods training needs; and the heads that make them."""
+"""Action distributions as tuples of arrays, and the network heads that output them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _LOG_2PI = 1.8378770664093453
 
 
 class Categorical(NamedTuple):
-    """Choice among A actions; `logits` [..., A] are normalised log-probabilities."""
+    """Distribution over A actions; `logits` [..., A] are normalised log-probabilities."""
 
     logits: Array
 
     @staticmethod
     def noise(key: Array, shape: tuple[int, ...]) -> Array:
-        """What `perturbed` needs to sample from logits of `shape`: Gumbel noise."""
+        """Gumbel noise for `perturbed`, for logits of `shape`."""
         return jax.random.gumbel(key, shape)
 
     def perturbed(self, noise: Array) -> Array:
-        """int32 actions [...], a sample for each draw of `noise`."""
+        """int32 actions [...], sampled by the Gumbel-max trick from `noise` [..., A]."""
         return jnp.argmax(self.logits + noise, axis=-1).astype(jnp.int32)
 
     def sample(self, key: Array) -> Array:
@@ -42,24 +42,24 @@ class Categorical(NamedTuple):
         return categorical_entropy(self.logits)
 
     def kl(self, other: Categorical) -> Array:
-        """KL(self || other) [...]; an action of probability 0 adds nothing."""
+        """KL(self || other) [...]; terms of actions with probability 0 are 0."""
         p = jnp.exp(self.logits)
         return jnp.sum(jnp.where(p > 0, p * (self.logits - other.logits), 0.0), axis=-1)
 
 
 class DiagonalGaussian(NamedTuple):
-    """Independent normals; `mean` and `log_std` are [..., A]. Actions are not squashed: the environment clips."""
+    """Diagonal Gaussian; `mean` and `log_std` are [..., A]. Actions are not squashed; the environment clips them."""
 
     mean: Array
     log_std: Array
 
     @staticmethod
     def noise(key: Array, shape: tuple[int, ...]) -> Array:
-        """What `perturbed` needs to sample around means of `shape`: standard normal noise."""
+        """Standard normal noise for `perturbed`, for means of `shape`."""
         return jax.random.normal(key, shape)
 
     def perturbed(self, noise: Array) -> Array:
-        """Actions [..., A], a sample for each draw of `noise`."""
+        """Actions mean + std * noise, [..., A]."""
         return self.mean + jnp.exp(self.log_std) * noise
 
     def sample(self, key: Array) -> Array:
@@ -86,17 +86,17 @@ Distribution = Categorical | DiagonalGaussian
 
 
 def _narrow_product(x: Array, kernel: Array, _: Any, **options: Any) -> Array:
-    """x [..., F] @ kernel [F, A] for an A of a few, with the kernel turned to [A, F] first.
+    """x [..., F] @ kernel [F, A] for a small A, with the kernel transposed to [A, F] first.
 
-    Its results are those of the plain product, bit for bit. The kernel's gradient is then an [A, F] matrix too, which
-    XLA's CPU kernels sum several times as fast as a tall one; the barrier keeps XLA from turning it back.
+    Results equal those of the plain product bit for bit. The kernel's gradient is then also [A, F], which XLA computes
+    several times faster on a CPU than [F, A]. The barrier keeps XLA from undoing the transposition.
     """
     turned = jax.lax.optimization_barrier(kernel.T)
     return jax.lax.dot_general(x, turned, (((x.ndim - 1,), (1,)), ((), ())), **options)
 
 
 class CategoricalHead(nn.Module):
-    """Features [..., F] to a distribution over `actions`."""
+    """Features [..., F] to a distribution over `actions` actions."""
 
     actions: int
     dtype: Any = jnp.float32
@@ -115,7 +115,7 @@ class CategoricalHead(nn.Module):
 
 
 class GaussianHead(nn.Module):
-    """Features [..., F] to independent normals whose spread does not depend on the state."""
+    """Features [..., F] to a diagonal Gaussian with state-independent standard deviation."""
 
     size: int
     log_std_init: float
@@ -132,13 +132,13 @@ class GaussianHead(nn.Module):
 
     @staticmethod
     def read(mean: Array, params: Any) -> DiagonalGaussian:
-        """The distribution around float32 means [..., A]."""
+        """The distribution with float32 means [..., A]."""
         log_std = params["log_std"]
         return DiagonalGaussian(mean, jnp.broadcast_to(log_std[(None,) * (mean.ndim - 1)], mean.shape))
 
 
 class ValueHead(nn.Module):
-    """Features [..., F] to one number [...]."""
+    """Features [..., F] to values [...]."""
 
     dtype: Any = jnp.float32
 

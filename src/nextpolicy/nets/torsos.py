@@ -1,4 +1,4 @@
-"""Torsos: what turns an observation into features. Any number of leading axes."""
+"""Torsos: networks that map observations to features, with any number of leading axes."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class MLP(nn.Module):
 
 
 class SmallCNN(nn.Module):
-    """For images of a dozen pixels: a 3x3 convolution to 16 channels without padding, then dense layers.
+    """For images of about 10 x 10 pixels: a 3x3 convolution to 16 channels without padding, then dense layers.
 
-    The convolution is nine shifted views and one matmul: for such small images that is faster than XLA's on a CPU, and
-    under a population axis it stays one batched matmul. A NumPy constant instead of a traced array stands for all
-    the images there are, and then patches that many images share are read once.
+    The convolution is nine shifted views and one matmul. For such small images, this is faster than XLA's convolution
+    on a CPU, and under a population axis it is still one batched matmul. If `obs` is a NumPy constant, e.g. a table of
+    all observations, features of repeated patches are computed once.
     """
 
     hidden: Sequence[int]
@@ -63,18 +63,18 @@ class SmallCNN(nn.Module):
 
 
 def patches_3x3(images: Any) -> Any:
-    """[..., H, W, C] to [..., H-2, W-2, 9C]: the window around each inner pixel, row by row; NumPy stays NumPy."""
+    """[..., H, W, C] to [..., H-2, W-2, 9C]: the window around each inner pixel, row by row; keeps NumPy arrays."""
     height, width = images.shape[-3] - 2, images.shape[-2] - 2
     views = [images[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3)]
     return np.concatenate(views, -1) if isinstance(images, np.ndarray) else jnp.concatenate(views, -1)
 
 
 def distinct_patches(patches: np.ndarray) -> tuple[np.ndarray, Callable[[Array], Array]]:
-    """The patches [S, H, W, F] worth computing features of, and how those features lie in the S images.
+    """The distinct patches [rows, F] of `patches` [S, H, W, F], and a function that maps their features to all images.
 
-    At each pixel one patch is the usual one, and few images differ from it there (an agent is near). The rows are the
-    usual patches, then the others; `spread` maps their features [rows, C] to [S, H, W, C]. Its backward pass is a sum
-    and a gather, where that of a plain gather would be a scatter-add over all S * H * W patches.
+    At each pixel, most images share one patch; they differ only near the agent. The rows are the most common patch of
+    each pixel, then all patches that differ from it. `spread` maps features [rows, C] to [S, H, W, C]. Its backward
+    pass is a sum and a gather, instead of the scatter-add over S * H * W patches that a plain gather would have.
     """
     images, height, width, size = patches.shape
     flat = patches.reshape(images, height * width, size)
@@ -116,7 +116,10 @@ class ResidualBlock(nn.Module):
 
 
 class Impala(nn.Module):
-    """IMPALA's residual network: stages of conv, max-pool and two residual blocks, then a dense layer."""
+    """The residual network of IMPALA (Espeholt et al., 2018).
+
+    Each stage is a convolution, a max-pool and two residual blocks. Dense layers follow.
+    """
 
     channels: Sequence[int] = (16, 32, 32)
     hidden: Sequence[int] = (256,)
@@ -140,7 +143,7 @@ class Impala(nn.Module):
 
 
 class NatureCNN(nn.Module):
-    """Three strided convolutions and a dense layer: the network of the first Atari agents."""
+    """Three strided convolutions and dense layers: the network of DQN (Mnih et al., 2015)."""
 
     hidden: Sequence[int] = (512,)
     layer_norm: bool = False

@@ -1,1 +1,1 @@
-"""studies"""
+"""Studies: the paper's theory, and SV-PPO on Four Rooms with exact quantities."""

@@ -1,4 +1,4 @@
-"""A self-contained HTML page: text, tables and pictures in one file that opens without a network."""
+"""A self-contained HTML page: text, tables and figures in one file that needs no network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ol.numbers { background: var(--soft); padding: .9rem .9rem .9rem 2.4rem; border-
 
 
 class Page:
-    """Collects parts in order; `write` makes the file."""
+    """Collects parts in order; `write` writes the file."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -47,7 +47,7 @@ class Page:
         self.parts.append(f'<ol class="numbers">{items}</ol>')
 
     def table(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Rows with the same keys, which are the headings."""
+        """A table of rows with equal keys, which become the column headings."""
         head = "".join(f"<th>{html.escape(str(k))}</th>" for k in rows[0])
         body = "".join("<tr>" + "".join(f"<td>{html.escape(show(v))}</td>" for v in r.values()) + "</tr>" for r in rows)
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -70,12 +70,12 @@ class Page:
 
 
 def show(value: Any) -> str:
-    """A number with four digits, anything else as it is."""
+    """Floats with four significant digits, other values by `str`."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> bytes:
-    """Write name.png and name.svg; returns the PNG, for a page."""
+    """Write name.png and name.svg, and return the PNG."""
     folder.mkdir(parents=True, exist_ok=True)
     files = render(figure, dpi=120)
     for kind, content in files.items():

@@ -14,14 +14,14 @@ Evaluate = Callable[[TabularMDP, FloatArray, FloatArray, np.random.Generator], F
 
 
 def exact_evaluation(mdp: TabularMDP, pi: FloatArray, mu: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """Q^pi itself. With greedy improvement, Algorithm 1 is then policy iteration."""
+    """The exact Q^pi. With greedy improvement, Algorithm 1 then is policy iteration."""
     return solve.action_value(mdp, pi)
 
 
 def noisy_evaluation(sigma: float, samples: float = 0.0, *, bounded: bool = True) -> Evaluate:
-    """Q^pi plus normal noise of standard deviation sigma / sqrt(1 + samples mu(s, a)): worst where data are scarce.
+    """Q^pi plus Gaussian noise of standard deviation sigma / sqrt(1 + samples mu(s, a)), largest where data are scarce.
 
-    `bounded` clips the error to +-1 / (1 - gamma), as the theorems assume.
+    `bounded` clips the error to +-1 / (1 - gamma), which the theorems assume.
     """
     for name, number in (("sigma", sigma), ("samples", samples)):
         if not (np.isfinite(number) and number >= 0.0):

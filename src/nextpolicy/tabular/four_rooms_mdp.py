@@ -1,7 +1,7 @@
 """Four Rooms (Sutton, Precup and Singh, 1999) as an exact MDP: 13 x 13, 104 free cells, one absorbing goal.
 
-State i is the free cell `cells[i]` = (row, col), numbered row by row from the top left. The goal is one of
-the 104 states: entering it pays 1, and it is never left.
+State i is the free cell `cells[i]` = (row, col), numbered row by row from the top left. The goal is one of the 104
+states. Entering it has reward 1; it is absorbing.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _MAP = """\
 #############"""
 
 WALLS: npt.NDArray[np.bool_] = np.array([[symbol == "#" for symbol in line] for line in _MAP.splitlines()])
-"""[13, 13] bool, indexed [row, col]: True where no one can stand."""
+"""[13, 13] bool, indexed [row, col]: True for walls."""
 
 cells: npt.NDArray[np.int64] = np.argwhere(~WALLS)
 """[104, 2]: (row, col) of each state."""
 
 ACTIONS = ("up", "right", "down", "left")
 MOVES: npt.NDArray[np.int64] = np.array([[-1, 0], [0, 1], [1, 0], [0, -1]])
-"""[4, 2]: (row, col) step of each action."""
+"""[4, 2]: change of (row, col) by each action."""
 
 START = (4, 1)
 GOAL = (8, 9)
@@ -51,7 +51,7 @@ _INDEX[~WALLS] = np.arange(len(cells))
 
 
 def _rooms() -> npt.NDArray[np.int64]:
-    """Room number of each cell. The wall between top and bottom is row 6 on the left and row 7 on the right."""
+    """Room index of each cell. The wall between top and bottom is in row 6 on the left and row 7 on the right."""
     rows, columns = cells.T
     right = columns > 6
     bottom = np.where(right, rows > 7, rows > 6)
@@ -61,7 +61,7 @@ def _rooms() -> npt.NDArray[np.int64]:
 
 
 def state_index(row: int, col: int, name: str = "cell") -> int:
-    """The state at [row, col]; walls and places off the map are errors."""
+    """The state at [row, col]. Raises ValueError for walls and cells off the map."""
     inside = 0 <= row < WALLS.shape[0] and 0 <= col < WALLS.shape[1]
     if not inside or WALLS[row, col]:
         raise ValueError(f"{name}: expected a free cell, got ({row}, {col}), {'a wall' if inside else 'off the map'}")
@@ -75,24 +75,24 @@ room_of: npt.NDArray[np.int64] = _rooms()
 def four_rooms(
     noise: str = "fail", gamma: float = 0.99, *, start: tuple[int, int] = START, goal: tuple[int, int] = GOAL
 ) -> TabularMDP:
-    """The task as a `TabularMDP` of 104 states and 4 actions.
+    """Four Rooms as a `TabularMDP` with 104 states and 4 actions.
 
-    `fail`     the intended move happens with probability 0.8, each other one with 0.2 / 3
-    `success`  with probability 0.8 a move drawn uniformly from all four, otherwise the intended one
-    `none`     the intended move happens
+    noise `fail`     the intended move with probability 0.8, each other move with 0.2 / 3
+    noise `success`  with probability 0.8 a move drawn uniformly from all four, otherwise the intended move
+    noise `none`     always the intended move
 
-    A move into a wall stays. R(s, a) is the chance of entering the goal.
+    A move into a wall leaves the state unchanged. R(s, a) is the probability of entering the goal.
     """
     successor = np.empty((len(cells), len(MOVES)), dtype=np.int64)
     for state, cell in enumerate(cells):
         for action, (row, col) in enumerate(cell + MOVES):
             successor[state, action] = state if WALLS[row, col] else _INDEX[row, col]
-    # reached[s, m, t]: the move m, once made, leads from s to t.
+    # reached[s, m, t] = 1 if move m leads from s to t.
     reached = np.eye(len(cells))[successor]
     goal_state = state_index(*goal, name="goal")
     start_state = state_index(*start, name="start")
     if start_state == goal_state:
-        raise ValueError(f"start: expected another free cell, got {start}, the goal")
+        raise ValueError(f"start: expected a free cell other than the goal, got {start}, the goal")
     P = np.einsum("am,smt->sat", move_probabilities(noise), reached)
     P[goal_state] = np.eye(len(cells))[goal_state]
     R = P[:, :, goal_state].copy()
@@ -101,7 +101,7 @@ def four_rooms(
 
 
 def move_probabilities(noise: str = "fail") -> FloatArray:
-    """[action, move]: the chance that an intended action becomes each move."""
+    """[action, move]: the probability of each move given the intended action."""
     check.one_of("noise", noise, NOISES)
     moves = len(MOVES)
     if noise == "fail":
@@ -110,7 +110,7 @@ def move_probabilities(noise: str = "fail") -> FloatArray:
 
 
 def observations() -> npt.NDArray[np.float32]:
-    """[104, 13, 13, 2]: what the agent sees in each state: the walls, and itself at [row, col]."""
+    """[104, 13, 13, 2]: the observation of each state, with one channel for walls and one for the agent's cell."""
     seen = np.zeros((len(cells), *WALLS.shape, 2), np.float32)
     seen[..., 0] = WALLS
     seen[np.arange(len(cells)), cells[:, 0], cells[:, 1], 1] = 1.0
@@ -118,7 +118,7 @@ def observations() -> npt.NDArray[np.float32]:
 
 
 def as_grid(values: ArrayLike, fill: float = np.nan) -> FloatArray:
-    """Numbers per state [..., 104] laid out as [..., 13, 13], `fill` where the walls are."""
+    """Values per state [..., 104] on the grid [..., 13, 13], with `fill` in walls."""
     table = np.asarray(values, dtype=np.float64)
     if table.shape[-1:] != (len(cells),):
         raise ValueError(f"values: expected [..., {len(cells)}], got shape {table.shape}")
@@ -128,14 +128,14 @@ def as_grid(values: ArrayLike, fill: float = np.nan) -> FloatArray:
 
 
 def top_route_probability(mdp: TabularMDP, pi: ArrayLike, from_state: int | None = None) -> FloatArray:
-    """The chance of first entering the bottom-right room (the default goal's) from the top-right one.
+    """The probability that the first entry into the bottom-right room, which has the default goal, is from the top.
 
-    From `from_state`, or from every state ([..., 104]) where it is None. Entering means stepping out of the
-    doorway (7, 9) or (10, 6) into the room. A state inside the room gives NaN: it has been entered. Where
-    the policy may wander for ever, the chance of top and that of bottom sum to less than one.
+    Starts from `from_state`, or from every state ([..., 104]) if it is None. An entry is a step into the room from the
+    doorway (7, 9) (top) or (10, 6) (left). States inside the room give NaN. The probabilities of the two routes sum to
+    less than 1 if the policy may never enter the room.
     """
     if mdp.states != len(cells):
-        raise ValueError(f"mdp: expected a Four Rooms MDP of {len(cells)}, got {mdp.states} states")
+        raise ValueError(f"mdp: expected the {len(cells)} states of Four Rooms, got {mdp.states} states")
     if from_state is not None and not 0 <= from_state < len(cells):
         raise ValueError(f"from_state: expected a state index in [0, {len(cells) - 1}], got {from_state}")
     policy = as_policy(mdp, pi)
@@ -152,11 +152,11 @@ def top_route_probability(mdp: TabularMDP, pi: ArrayLike, from_state: int | None
 
 
 def _chance_of_entering(moves: FloatArray, entering: FloatArray, doorway: int) -> FloatArray:
-    """Chance, per outside state, that the first entry is made from `doorway`; 0 where entry is impossible."""
+    """Probability, per outside state, that the first entry is from `doorway`; 0 if entry is impossible."""
     possible = entering > 0
     for _ in range(len(moves)):
         possible = possible | (moves @ possible > 0)
-    # States that never get in would make the system singular; their answer is 0.
+    # States that cannot reach the room would make the system singular; their probability is 0.
     matrix = np.where(possible[:, None], np.eye(len(moves)) - moves, np.eye(len(moves)))
     right = np.where(np.arange(len(moves)) == doorway, entering, 0.0)
     return np.asarray(np.linalg.solve(matrix, right))

@@ -1,4 +1,4 @@
-"""Policy improvement for policy iteration: greedy, mirror descent, and conservative steps."""
+"""Policy improvement steps for policy iteration: greedy, mirror descent, conservative."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Improve = Callable[[FloatArray, FloatArray, FloatArray], FloatArray]
 
 
 def greedy_step(ties: float = operators.TIES) -> Improve:
-    """greedy(q), independent of the current policy."""
+    """greedy(q), regardless of the current policy."""
     return lambda q, policy, mu: operators.greedy(q, ties=ties)
 
 
@@ -26,8 +26,8 @@ def mirror_descent_step(step_size: float) -> Improve:
 def conservative_step(gamma: float, delta: float | None = None) -> Improve:
     """The step of conservative policy iteration (Kakade and Langford, 2002): (1 - alpha) pi + alpha greedy(q).
 
-    alpha = delta (1 - gamma). If delta is None it maximises the bound `theory.cpi_bound` of the estimate: with
-    G = sum_s mu(s) sum_a (greedy - pi)(a|s) q(s, a), delta = (1 - gamma) G / (4 gamma), at most 1 / (1 - gamma).
+    alpha = delta (1 - gamma). If delta is None, it maximises `theory.cpi_bound` with q in place of Q^pi:
+    delta = (1 - gamma) G / (4 gamma), at most 1 / (1 - gamma), with G = sum_s mu(s) sum_a (greedy - pi)(a|s) q(s, a).
     """
     if not 0.0 <= gamma < 1.0:
         raise ValueError(f"gamma: expected a number in [0, 1), got {gamma!r}")

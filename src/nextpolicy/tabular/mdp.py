@@ -1,6 +1,6 @@
-"""A finite Markov decision process as arrays, checked once when it is made, and ways to draw random ones.
+"""Finite Markov decision processes as arrays, and random MDPs and policies.
 
-Indices: s the state acted in, a the action, t (as an axis) the successor. Everything is NumPy float64.
+Indices: s is the state, a the action, t (as an axis) the successor. All arrays are NumPy float64.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nextpolicy.core import check
 FloatArray = npt.NDArray[np.float64]
 
 PROBABILITY_TOLERANCE = 1e-9
-# A policy often comes out of a float32 softmax; rows this near to one are divided by their sum.
+# Policies often come from a float32 softmax. Rows whose sum is this close to 1 are divided by it.
 POLICY_TOLERANCE = 1e-5
 
 POLICY_KINDS = ("dirichlet", "deterministic", "uniform")
@@ -24,10 +24,10 @@ POLICY_KINDS = ("dirichlet", "deterministic", "uniform")
 
 @dataclass(frozen=True, eq=False)
 class TabularMDP:
-    """P[s, a, t] = probability of s -> t under a; R[s, a] = mean reward of that step; start[s] = P(s_0 = s).
+    """P[s, a, t] = probability of s -> t under a; R[s, a] = expected reward; start[s] = P(s_0 = s).
 
-    0 <= gamma < 1. A terminal state is one that every action leaves where it is, with reward 0. The arrays
-    are kept as read-only float64 copies.
+    0 <= gamma < 1. In a terminal state, every action stays with reward 0. The arrays are stored as read-only float64
+    copies. Invalid arrays raise ValueError.
     """
 
     P: FloatArray  # [S, A, S]
@@ -55,23 +55,23 @@ class TabularMDP:
 
     @property
     def states(self) -> int:
-        """How many states there are."""
+        """Number of states."""
         return self.P.shape[0]
 
     @property
     def actions(self) -> int:
-        """How many actions each state has."""
+        """Number of actions."""
         return self.P.shape[1]
 
     @property
     def terminal(self) -> npt.NDArray[np.bool_]:
-        """[S] bool: every action stays here for sure, and pays nothing."""
+        """[S] bool: every action stays with probability 1 and reward 0."""
         stays = self.P[np.arange(self.states), :, np.arange(self.states)] >= 1.0 - PROBABILITY_TOLERANCE
         return np.asarray((stays & (self.R == 0.0)).all(axis=1))
 
 
 def finite_array(name: str, got: ArrayLike) -> FloatArray:
-    """A fresh float64 copy of `got`, or a ValueError that names the argument."""
+    """A float64 copy of `got`. Raises ValueError unless all entries are finite numbers."""
     try:
         array = np.array(got, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -83,19 +83,19 @@ def finite_array(name: str, got: ArrayLike) -> FloatArray:
 
 
 def as_policy(mdp: TabularMDP, pi: ArrayLike, name: str = "pi") -> FloatArray:
-    """`pi` [..., S, A] as float64 rows of probabilities; rows within 1e-5 of one are divided by their sum."""
+    """`pi` [..., S, A] as float64 probabilities. Row sums must be within 1e-5 of 1; rows are divided by their sum."""
     return as_rows(as_table(mdp, pi, name), name)
 
 
 def as_rows(table: ArrayLike, name: str) -> FloatArray:
-    """`table` [..., A] as float64 rows of probabilities, under the same tolerance, whatever the other axes."""
+    """`table` [..., A] as float64 probabilities, with the tolerance of `as_policy`; leading axes are not checked."""
     rows = finite_array(name, table)
     _distribution(name, rows, POLICY_TOLERANCE)
     return np.asarray(rows / rows.sum(-1, keepdims=True))
 
 
 def as_table(mdp: TabularMDP, table: ArrayLike, name: str = "q") -> FloatArray:
-    """`table` [..., S, A] as finite float64: an action-value estimate, say."""
+    """`table` [..., S, A], e.g. action values, as finite float64."""
     array = finite_array(name, table)
     if array.shape[-2:] != (mdp.states, mdp.actions):
         raise ValueError(f"{name}: expected [..., S, A] = [..., {mdp.states}, {mdp.actions}], got shape {array.shape}")
@@ -103,7 +103,7 @@ def as_table(mdp: TabularMDP, table: ArrayLike, name: str = "q") -> FloatArray:
 
 
 def as_visitation(mdp: TabularMDP, mu: ArrayLike, name: str = "mu") -> FloatArray:
-    """`mu` [..., S, A] as a distribution over state-action pairs, under the same tolerance as a policy."""
+    """`mu` [..., S, A] as a distribution over state-action pairs, with the tolerance of `as_policy`."""
     array = as_table(mdp, mu, name)
     flat = array.reshape(*array.shape[:-2], -1)
     _distribution(name, flat, POLICY_TOLERANCE)
@@ -119,10 +119,10 @@ def random_mdp(
     sparsity: float = 0.0,
     reward_range: tuple[float, float] = (0.0, 1.0),
 ) -> TabularMDP:
-    """Rows of P are Dirichlet(1) over a random subset of successors; rewards are uniform; s_0 is state 0.
+    """A random MDP: rows of P are Dirichlet(1) over a random subset of successors, rewards are uniform, s_0 is state 0.
 
-    sparsity in [0, 1] is the chance of each successor being left out; one successor always stays, so
-    sparsity 1 gives deterministic transitions.
+    `sparsity` in [0, 1] is the probability that a successor is left out. At least one successor remains, so
+    sparsity = 1 gives deterministic transitions.
     """
     for name, count in (("states", states), ("actions", actions)):
         check.whole(name, count)
@@ -147,7 +147,7 @@ def random_mdp(
 def random_policy(
     rng: np.random.Generator, mdp: TabularMDP, *, kind: str = "dirichlet", batch: tuple[int, ...] = ()
 ) -> FloatArray:
-    """Policies [*batch, S, A]: rows Dirichlet(1), one random action each (`deterministic`), or `uniform`."""
+    """Policies [*batch, S, A]: Dirichlet(1) rows, one random action per state (`deterministic`), or `uniform`."""
     check.one_of("kind", kind, POLICY_KINDS)
     shape = (*batch, mdp.states, mdp.actions)
     if kind == "uniform":
@@ -159,7 +159,7 @@ def random_policy(
 
 
 def _distribution(name: str, array: FloatArray, tolerance: float = PROBABILITY_TOLERANCE) -> None:
-    """Raise unless the entries are non-negative and sum to one along the last axis."""
+    """Raise unless the entries are non-negative and sum to 1 along the last axis."""
     if array.size and array.min() < 0.0:
         raise ValueError(f"{name}: expected numbers of at least 0, got a negative probability, {array.min():g}")
     total = np.asarray(array.sum(-1))

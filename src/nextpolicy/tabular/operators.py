@@ -1,10 +1,10 @@
-"""Exact evaluation operators (V-trace, Retrace) as matrices, and the operators that improve a policy.
+"""Exact evaluation operators (V-trace, Retrace) as matrices, and policy improvement operators.
 
-For a target pi and a behaviour beta, with lam and rho_max as in `nextpolicy.core.returns`:
+For a target policy pi and a behavioural policy beta, with lam and rho_max as in `nextpolicy.core.returns`:
 
     rho(s, a) = clip(pi / beta, rho_min, rho_max)        c(s, a) = min(lam, pi / beta)
 
-An action beta never takes contributes nothing. Both operators are affine, x -> M x + b.
+Actions with beta(a|s) = 0 have weight 0. Both evaluation operators are affine, x -> M x + b.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from numpy.typing import ArrayLike
 from nextpolicy.core import check
 from nextpolicy.tabular.mdp import FloatArray, TabularMDP, as_policy, as_rows, finite_array
 
-# Actions whose values differ by no more than this are tied, and share probability.
+# Actions whose values differ by at most this are tied and share probability equally.
 TIES = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
 class AffineOperator:
-    """x -> matrix x + offset on tables of shape `shape`, flattened in C order inside."""
+    """x -> matrix x + offset on tables of shape `shape`, flattened in C order."""
 
     matrix: FloatArray  # [n, n]
     offset: FloatArray  # [n]
     shape: tuple[int, ...]
 
     def __call__(self, x: ArrayLike) -> FloatArray:
-        """One application to a table of shape `shape`."""
+        """Apply the operator to a table of shape `shape`."""
         table = finite_array("x", x)
         if table.shape != self.shape:
             raise ValueError(f"x: expected {self.shape}, got shape {table.shape}")
         return np.asarray((self.matrix @ table.ravel() + self.offset).reshape(self.shape))
 
     def fixed_point(self) -> FloatArray:
-        """The table that one application leaves as it is."""
+        """The table x with matrix x + offset = x."""
         solution = np.linalg.solve(np.eye(len(self.offset)) - self.matrix, self.offset)
         return np.asarray(solution, np.float64).reshape(self.shape)
 
@@ -51,13 +51,13 @@ def vtrace_operator(
     rho_max: float = np.inf,
     rho_min: float = 0.0,
 ) -> AffineOperator:
-    """V-trace on state values v [S]: the mean of the target y_0 of an endless trajectory of beta from each s.
+    """V-trace (Espeholt et al., 2018) on state values v [S]: the expected target y_0 of infinite trajectories of beta.
 
         y = v + (I - C)^-1 (R_w + gamma P_w v - W v)
         w = beta rho,  C(s, t) = gamma sum_a beta c P(s, a, t),  W = diag(sum_a w),  R_w, P_w sums over a weighted by w
 
-    A sampled trajectory that terminates takes v = 0 there; give v that value in a terminal state. The
-    fixed point is the value of `clipped_target`, which is pi itself when rho_max = inf and beta covers pi.
+    Sampled trajectories use v = 0 in terminal states, so v must be 0 there to compare. The fixed point is the value of
+    `clipped_target`, which is pi if rho_max = inf and beta covers pi.
     """
     target, behaviour = _pair(mdp, pi, beta)
     _clipping(lam, rho_max, rho_min)
@@ -72,7 +72,7 @@ def vtrace_operator(
 def clipped_target(
     mdp: TabularMDP, pi: ArrayLike, beta: ArrayLike, *, rho_max: float = np.inf, rho_min: float = 0.0
 ) -> FloatArray:
-    """The policy [S, A] proportional to beta clip(pi / beta, rho_min, rho_max), whose value V-trace converges to."""
+    """The policy [S, A] proportional to beta clip(pi / beta, rho_min, rho_max). V-trace converges to its value."""
     target, behaviour = _pair(mdp, pi, beta)
     _clipping(1.0, rho_max, rho_min)
     weight = _clipped_weight(target, behaviour, rho_max, rho_min)
@@ -80,7 +80,7 @@ def clipped_target(
 
 
 def retrace_operator(mdp: TabularMDP, pi: ArrayLike, beta: ArrayLike, *, lam: float = 1.0) -> AffineOperator:
-    """Textbook Retrace on action values q [S, A], with c = min(lam, pi / beta); its fixed point is Q^pi, always.
+    """Retrace (Munos et al., 2016) on action values q [S, A]. Its fixed point is Q^pi for any beta.
 
     q' = q + (I - C)^-1 (R + gamma P_pi q - q),   C((s, a), (t, b)) = gamma P(s, a, t) beta(b|t) c(t, b)
     """
@@ -95,7 +95,7 @@ def retrace_operator(mdp: TabularMDP, pi: ArrayLike, beta: ArrayLike, *, lam: fl
 
 
 def greedy(q: ArrayLike, *, ties: float = TIES) -> FloatArray:
-    """The policy [..., S, A] that shares probability between the actions within `ties` of the best."""
+    """The policy [..., S, A] that is uniform over the actions within `ties` of the best."""
     values = finite_array("q", q)
     _not_negative("ties", ties)
     if values.ndim < 2:
@@ -105,7 +105,7 @@ def greedy(q: ArrayLike, *, ties: float = TIES) -> FloatArray:
 
 
 def mixture(pi: ArrayLike, pi_new: ArrayLike, alpha: float) -> FloatArray:
-    """(1 - alpha) pi + alpha pi_new, 0 <= alpha <= 1: the step of conservative policy iteration."""
+    """(1 - alpha) pi + alpha pi_new, the step of conservative policy iteration (Kakade and Langford, 2002)."""
     old, new = as_rows(pi, "pi"), as_rows(pi_new, "pi_new")
     check.same_shape(pi=old, pi_new=new)
     check.number("alpha", alpha, 0.0, 1.0)
@@ -113,11 +113,11 @@ def mixture(pi: ArrayLike, pi_new: ArrayLike, alpha: float) -> FloatArray:
 
 
 def mirror_descent(pi: ArrayLike, q: ArrayLike, step_size: float) -> FloatArray:
-    """pi'(a|s) proportional to pi(a|s) exp(step_size q(s, a)): one step of natural policy gradient."""
+    """pi'(a|s) proportional to pi(a|s) exp(step_size q(s, a)), one natural policy gradient step."""
     old, values = as_rows(pi, "pi"), finite_array("q", q)
     check.same_shape(pi=old, q=values)
     _not_negative("step_size", step_size)
-    # Subtracting the largest exponent among the actions pi takes keeps exp() from overflowing.
+    # Subtract the largest exponent among actions with pi(a|s) > 0, so that exp() does not overflow.
     exponent = np.where(old > 0, step_size * values, -np.inf)
     weight = old * np.exp(exponent - exponent.max(-1, keepdims=True))
     return np.asarray(weight / weight.sum(-1, keepdims=True))
@@ -140,7 +140,7 @@ def _pair(mdp: TabularMDP, pi: ArrayLike, beta: ArrayLike) -> tuple[FloatArray, 
 
 
 def _clipped_weight(target: FloatArray, behaviour: FloatArray, rho_max: float, rho_min: float) -> FloatArray:
-    """beta clip(pi / beta, rho_min, rho_max), without dividing; every state must keep some weight."""
+    """beta clip(pi / beta, rho_min, rho_max), computed without division. Raises if a state has no weight."""
     most = np.where(behaviour > 0, rho_max * np.where(behaviour > 0, behaviour, 1.0), 0.0)
     weight = np.clip(target, rho_min * behaviour, most)
     if (weight.sum(-1) <= 0.0).any():

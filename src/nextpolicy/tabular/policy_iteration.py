@@ -1,8 +1,8 @@
-"""Approximate policy iteration on a tabular MDP: Algorithms 1 and 2 of Sandhu and Parr.
+"""Approximate policy iteration on a tabular MDP: Algorithms 1 and 2 of Sandhu and Parr (arXiv 2605.05481).
 
-Both are functions of the same parts. `Evaluate` estimates Q^pi of the target policy from data with distribution mu;
-`Improve` turns the estimate into the next behavioural policy; the criterion says when the target may follow it.
-Collecting data with beta is exact here: mu is the visitation d^beta.
+`Evaluate` estimates Q^pi of the target policy from data with distribution mu. `Improve` computes the next behavioural
+policy from the estimate. In Algorithm 2, a criterion decides when the target follows the behavioural policy. Data
+distributions are exact: mu is the visitation d^beta of the behavioural policy.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from nextpolicy.types import Evidence, PyTree
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """K rounds. Policy k is the one at the start of round k; policy K is the final one.
+    """The history of K rounds. Index k is the policy at the start of round k; index K is the final policy.
 
-    `certificates` are those of the update pi_k <- beta_{k+1} of every round, whether or not it was accepted.
+    `certificates[k]` is about the update pi_k <- beta_{k+1}, whether or not it was accepted.
     """
 
     target: FloatArray  # [K + 1, S, A] pi_k
@@ -69,14 +69,15 @@ def sv_api(
     rng: np.random.Generator,
     criterion: Criterion | None = None,
 ) -> History:
-    """Algorithm 2: the behaviour improves every round, the target follows once the value estimates are stable.
+    """Algorithm 2: the behavioural policy improves every round; the target follows if the criterion accepts.
 
         mu_k = d^{beta_k};  q_k = evaluate(pi_k, mu_k);  beta_{k+1} = improve(q_k, beta_k, mu_k)
         pi_{k+1} = beta_{k+1} if the criterion accepts, else pi_k
 
-    The criterion, by default the paper's with `GateParams`, sees diff_k = sum mu_k |q_k - q_{k-1}| as both kinds of
-    diff, scale_k = sum mu_k |q_k|, and the exact divergences of the policies. Round 0 has no earlier estimate: its diff
-    is infinite and never stable, although k_max may still force an update. With `GateParams.ppo()` this is Algorithm 1.
+    By default the criterion is `StableValues`, with `GateParams` as `criterion_params`. Its evidence has
+    diff_k = sum mu_k |q_k - q_{k-1}| for both kinds of diff, scale_k = sum mu_k |q_k|, and exact divergences of the
+    policies. In round 0, diff is infinite, so the values are not stable, but k_max can still force an update. With
+    `GateParams.ppo()`, this is Algorithm 1.
     """
     criterion = StableValues() if criterion is None else criterion
     check.whole("rounds", rounds)
@@ -103,7 +104,7 @@ def sv_api(
 def _evidence(
     movement: tuple[float, float], mu: FloatArray, target: FloatArray, behaviour: FloatArray, following: FloatArray
 ) -> Evidence:
-    """What the criterion sees of a round; divergences and ratios are means over mu [S, A]."""
+    """The evidence of a round; divergences and ratios are means over mu [S, A]."""
 
     def kl(p: FloatArray, q: FloatArray) -> float:
         with np.errstate(divide="ignore", invalid="ignore"):

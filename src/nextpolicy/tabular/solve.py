@@ -1,8 +1,8 @@
-"""Exact values, visitations and optimal policies by linear algebra. Policies are [..., S, A], any leading axes.
+"""Exact values, visitations and optimal policies by linear algebra. Policies are [..., S, A] with any leading axes.
 
 V^pi = (I - gamma P_pi)^-1 R_pi
 Q^pi(s, a) = R(s, a) + gamma sum_t P(s, a, t) V^pi(t)
-d^pi(s, a) = (1 - gamma) sum_n gamma^n P(s_n = s, a_n = a),   which sums to one
+d^pi(s, a) = (1 - gamma) sum_n gamma^n P(s_n = s, a_n = a),   which sums to 1
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from numpy.typing import ArrayLike
 from nextpolicy.tabular.mdp import FloatArray, TabularMDP, as_policy, finite_array
 from nextpolicy.tabular.operators import TIES, greedy
 
-# Thousands of policies are solved in slices of this many, so that memory stays small: [512, S, S] at a time.
+# Policies per linear solve. Limits memory to matrices [512, S, S].
 _SLICE = 512
 
 
 class Optimal(NamedTuple):
-    """V* [S], Q* [S, A] and the optimal policy [S, A] that shares probability between tied actions."""
+    """V* [S], Q* [S, A] and the optimal policy [S, A] that is uniform over tied actions."""
 
     V: FloatArray
     Q: FloatArray
@@ -28,7 +28,7 @@ class Optimal(NamedTuple):
 
 
 class PolicyIteration(NamedTuple):
-    """The policies [K, S, A] in the order visited, the first one given and the last one optimal, and their V [K, S]."""
+    """The policies [K, S, A], from the initial to the optimal policy, and their values [K, S]."""
 
     policies: FloatArray
     values: FloatArray
@@ -53,19 +53,19 @@ def advantage(mdp: TabularMDP, pi: ArrayLike) -> FloatArray:
 
 
 def start_value(mdp: TabularMDP, pi: ArrayLike) -> FloatArray:
-    """Mean of V^pi over the start distribution, [...]."""
+    """V^pi(s_0), the mean of V^pi over the start distribution, [...]."""
     return np.asarray(state_value(mdp, pi) @ mdp.start)
 
 
 def visitation(mdp: TabularMDP, pi: ArrayLike) -> FloatArray:
-    """d^pi [..., S, A]: discounted share of time, absorbing states included; sums to one."""
+    """d^pi [..., S, A]: normalised discounted visitation, including terminal states."""
     policy = as_policy(mdp, pi)
     start = np.broadcast_to((1.0 - mdp.gamma) * mdp.start, policy.shape[:-1])
     return np.asarray(_solve_per_policy(mdp, policy, start, transposed=True)[..., None] * policy)
 
 
 def renormalised_visitation(mdp: TabularMDP, pi: ArrayLike) -> FloatArray:
-    """d^pi without its terminal part, scaled back to sum to one (for pictures of episodic tasks)."""
+    """d^pi without terminal states, renormalised to sum to 1; used in figures of episodic tasks."""
     alive = np.where(mdp.terminal[:, None], 0.0, visitation(mdp, pi))
     mass = alive.sum((-2, -1), keepdims=True)
     if (mass <= 0.0).any():
@@ -74,7 +74,7 @@ def renormalised_visitation(mdp: TabularMDP, pi: ArrayLike) -> FloatArray:
 
 
 def backup(mdp: TabularMDP, V: ArrayLike) -> FloatArray:
-    """R + gamma P V: the action values [..., S, A] of going on from state values V [..., S]."""
+    """Action values R + gamma P V [..., S, A] from state values V [..., S]."""
     values = finite_array("V", V)
     if values.shape[-1:] != (mdp.states,):
         raise ValueError(f"V: expected [..., S] = [..., {mdp.states}], got shape {values.shape}")
@@ -83,10 +83,10 @@ def backup(mdp: TabularMDP, V: ArrayLike) -> FloatArray:
 
 
 def value_iteration(mdp: TabularMDP, *, tolerance: float = 1e-10, iterations: int = 1_000_000) -> FloatArray:
-    """V* [S] by repeated V <- max_a (R + gamma P V).
+    """V* [S] by iterating V <- max_a (R + gamma P V).
 
-    Stops once the contraction guarantees |V - V*| <= tolerance, or float64 can go no further. Raises
-    RuntimeError where `iterations` were not enough.
+    Stops once the contraction guarantees |V - V*| <= tolerance, or at the limit of float64 precision. Raises
+    RuntimeError if it does not converge within `iterations`.
     """
     _positive("tolerance", tolerance)
     _positive("iterations", iterations)
@@ -96,16 +96,18 @@ def value_iteration(mdp: TabularMDP, *, tolerance: float = 1e-10, iterations: in
         change, V = np.abs(following - V).max(), following
         if mdp.gamma * change <= max(tolerance * (1.0 - mdp.gamma), 4.0 * np.finfo(float).eps * np.abs(V).max()):
             return V
-    raise RuntimeError(f"value iteration: the last change was {change:g} after {iterations} iterations")
+    raise RuntimeError(
+        f"value iteration: expected convergence, got a change of {change:g} after {iterations} iterations"
+    )
 
 
 def policy_iteration(
     mdp: TabularMDP, pi: ArrayLike | None = None, *, ties: float = TIES, iterations: int = 1_000
 ) -> PolicyIteration:
-    """Evaluate exactly, act greedily (actions within `ties` of the best share), until nothing is gained.
+    """Alternate exact evaluation and greedy improvement until there is no improvement.
 
-    Starts from `pi` [S, A], by default the uniform policy. "Nothing" is a gain max_a Q - V of at most
-    `ties`, or of what rounding alone can produce.
+    Starts from `pi` [S, A], by default the uniform policy. Actions within `ties` of the best share probability. Stops
+    if max_s (max_a Q - V) is at most `ties` or within rounding error.
     """
     _positive("iterations", iterations)
     policy = as_policy(mdp, np.full((mdp.states, mdp.actions), 1.0 / mdp.actions) if pi is None else pi)
@@ -119,18 +121,18 @@ def policy_iteration(
             return PolicyIteration(np.stack(policies), np.stack(values))
         policies.append(greedy(Q, ties=ties))
         values.append(state_value(mdp, policies[-1]))
-    raise RuntimeError(f"policy iteration: the last gain was {gain:g} after {iterations} iterations")
+    raise RuntimeError(f"policy iteration: expected convergence, got a gain of {gain:g} after {iterations} iterations")
 
 
 def optimal(mdp: TabularMDP) -> Optimal:
-    """(V*, Q*, pi*): exact values, and the policy in which actions within 1e-9 of the best share probability."""
+    """(V*, Q*, pi*); pi* is uniform over the actions within 1e-9 of the best."""
     V = policy_iteration(mdp, ties=0.0).values[-1]
     Q = backup(mdp, V)
     return Optimal(V=V, Q=Q, pi=greedy(Q, ties=TIES))
 
 
 def transition_matrix(mdp: TabularMDP, pi: ArrayLike) -> FloatArray:
-    """P_pi [..., S, S]: the probability of s -> t when pi acts."""
+    """P_pi [..., S, S]: the probability of s -> t under pi."""
     return _mix(mdp, as_policy(mdp, pi))
 
 
@@ -139,7 +141,7 @@ def _mix(mdp: TabularMDP, policy: FloatArray) -> FloatArray:
 
 
 def _solve_per_policy(mdp: TabularMDP, policy: FloatArray, right: FloatArray, *, transposed: bool) -> FloatArray:
-    """x [..., S] with (I - gamma P_pi) x = right, or with the transposed matrix, one system per policy."""
+    """The solution x [..., S] of (I - gamma P_pi) x = right, or of the transposed system, for each policy."""
     batch = policy.shape[:-2]
     policy, right = policy.reshape(-1, mdp.states, mdp.actions), right.reshape(-1, mdp.states, 1)
     solution = np.empty((len(policy), mdp.states))
@@ -151,7 +153,7 @@ def _solve_per_policy(mdp: TabularMDP, policy: FloatArray, right: FloatArray, *,
 
 
 def _rounding(mdp: TabularMDP, Q: FloatArray) -> float:
-    """How much of max_a Q - V may be rounding of the linear solve."""
+    """An upper estimate of the rounding error of the linear solve in max_a Q - V."""
     return float(64.0 * np.finfo(float).eps * max(1.0, np.abs(Q).max()) / (1.0 - mdp.gamma))
 
 

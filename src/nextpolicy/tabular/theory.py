@@ -1,8 +1,9 @@
-"""The source's statements about policy improvement, computed exactly. docs/theory.md says which of them hold.
+"""The bounds of Sandhu and Parr (arXiv 2605.05481) on policy improvement, computed exactly.
 
-Throughout: pi the target policy, pi_next the policy it may become, q an estimate of Q^pi, mu the state-action
-distribution of the data, d^pi the normalised discounted visitation, V(s_0) the mean over the start
-distribution, d_TV half the L1 distance. Policies and tables are [..., S, A] with matching leading axes.
+docs/theory.md lists which of them hold. Notation: pi is the target policy, pi_next its possible successor, q an
+estimate of Q^pi, mu the state-action distribution of the data, d^pi the normalised discounted visitation, V(s_0) the
+mean of V over the start distribution, d_TV half the L1 distance. Policies and tables are [..., S, A] with matching
+leading axes.
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ from nextpolicy.tabular.operators import mixture
 
 BoolArray = npt.NDArray[np.bool_]
 
-# Rounding allowed in an inequality, relative to the scale max(|R|, (1 - gamma) |q|, 1) / (1 - gamma)^2.
+# Tolerance of an inequality, relative to the scale max(|R|, (1 - gamma) |q|, 1) / (1 - gamma)^2.
 RELATIVE_TOLERANCE = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """What theory promised about replacing pi by beta_next, and what came of it. Numbers, or arrays [...].
+    """The bounds on the improvement by the update pi <- beta_next, and the true improvement. Scalars or arrays [...].
 
     bound               the lower bound of the SV-API theorem on the improvement
     improvement         V^{beta_next}(s_0) - V^pi(s_0), exact
     holds               improvement >= bound, up to rounding
-    vacuous             bound <= 0: it does not promise that the update improves anything
-    assumptions_met     |Q^pi - q| <= 1 / (1 - gamma) everywhere; without it `holds` may fail
+    vacuous             bound <= 0: no improvement is guaranteed
+    assumptions_met     |Q^pi - q| <= 1 / (1 - gamma) everywhere; otherwise `holds` may be False
     expected_advantage  E over d^{beta_next} of q - V^pi
     error               epsilon(d^beta, q), the error on the data
-    next_error          epsilon(d^{beta_next}, q), the error where the next policy goes
+    next_error          epsilon(d^{beta_next}, q), the error on the states and actions of the next policy
     largest_error       max |Q^pi - q|
-    delta               max_s d_TV(beta, beta_next) / (1 - gamma), or what was given
+    delta               max_s d_TV(beta, beta_next) / (1 - gamma), or the argument `delta`
     npa_distance        d_TV(d^{beta_next}, d^beta), at most delta
-    npa_bound           the corollary's lower bound, with npa_distance in the place of delta
+    npa_bound           the lower bound of the corollary, with npa_distance in place of delta
     lower, upper        the two sides of Theorem 1
     """
 
@@ -60,7 +61,7 @@ class Certificate:
 
 
 def total_variation(p: ArrayLike, q: ArrayLike, axis: int | tuple[int, ...] = -1) -> FloatArray:
-    """d_TV = half the L1 distance along `axis`: actions by default, (-2, -1) for state-action distributions."""
+    """d_TV, half the L1 distance along `axis`: by default over actions; use (-2, -1) for state-action distributions."""
     left, right = finite_array("p", p), finite_array("q", q)
     check.same_shape(p=left, q=right)
     return np.asarray(0.5 * np.abs(left - right).sum(axis))
@@ -73,7 +74,7 @@ def weighted_error(mdp: TabularMDP, pi: ArrayLike, q: ArrayLike, mu: ArrayLike) 
 
 
 def expected_advantage(mdp: TabularMDP, pi: ArrayLike, pi_next: ArrayLike, q: ArrayLike) -> FloatArray:
-    """E over d^{pi_next} of q(s, a) - V^pi(s), with the true V^pi: with E_pi q in its place Theorem 1 fails."""
+    """E over d^{pi_next} of q(s, a) - V^pi(s), with the true V^pi. Theorem 1 fails with E_pi q in place of V^pi."""
     following = as_policy(mdp, pi_next, "pi_next")
     gap = as_table(mdp, q) - solve.state_value(mdp, pi)[..., None]
     return np.asarray((solve.visitation(mdp, following) * gap).sum((-2, -1)))
@@ -86,14 +87,17 @@ def improvement(mdp: TabularMDP, pi: ArrayLike, pi_next: ArrayLike) -> FloatArra
 
 
 def performance_difference(mdp: TabularMDP, pi: ArrayLike, pi_next: ArrayLike) -> FloatArray:
-    """E over d^{pi_next} of A^pi, over 1 - gamma: by the performance difference lemma the same as `improvement`."""
+    """E over d^{pi_next} of A^pi, divided by 1 - gamma.
+
+    By the performance difference lemma (Kakade and Langford, 2002), this equals `improvement`.
+    """
     following = as_policy(mdp, pi_next, "pi_next")
     mean = (solve.visitation(mdp, following) * solve.advantage(mdp, pi)).sum((-2, -1))
     return np.asarray(mean / (1.0 - mdp.gamma))
 
 
 def npa_distance(mdp: TabularMDP, pi_next: ArrayLike, mu: ArrayLike) -> FloatArray:
-    """d_TV(d^{pi_next}, mu): how far the data are from where the next policy goes."""
+    """d_TV(d^{pi_next}, mu): the distance of the data from the visitation of the next policy."""
     following = as_policy(mdp, pi_next, "pi_next")
     visited, data = np.broadcast_arrays(solve.visitation(mdp, following), as_visitation(mdp, mu))
     return total_variation(visited, data, axis=(-2, -1))
@@ -108,7 +112,7 @@ def policy_distance(mdp: TabularMDP, beta: ArrayLike, beta_next: ArrayLike) -> F
 def improvement_bounds(
     mdp: TabularMDP, pi: ArrayLike, pi_next: ArrayLike, q: ArrayLike
 ) -> tuple[FloatArray, FloatArray]:
-    """Theorem 1: (A - e) / (1 - gamma) <= improvement <= (A + e) / (1 - gamma), for any q at all.
+    """Theorem 1: (A - e) / (1 - gamma) <= improvement <= (A + e) / (1 - gamma), for any q.
 
     A = `expected_advantage`, e = epsilon(d^{pi_next}, q).
     """
@@ -122,7 +126,7 @@ def improvement_bounds(
 def npa_bound(mdp: TabularMDP, pi: ArrayLike, pi_next: ArrayLike, q: ArrayLike, mu: ArrayLike) -> FloatArray:
     """The corollary: improvement >= (A - epsilon(mu, q) - 2 d_TV(d^{pi_next}, mu) / (1 - gamma)) / (1 - gamma).
 
-    Needs |Q^pi - q| <= 1 / (1 - gamma).
+    Assumes |Q^pi - q| <= 1 / (1 - gamma).
     """
     scale = 1.0 / (1.0 - mdp.gamma)
     shift = 2.0 * scale * npa_distance(mdp, pi_next, mu)
@@ -133,10 +137,10 @@ def npa_bound(mdp: TabularMDP, pi: ArrayLike, pi_next: ArrayLike, q: ArrayLike, 
 def sv_bound(
     mdp: TabularMDP, pi: ArrayLike, beta: ArrayLike, beta_next: ArrayLike, q: ArrayLike, delta: ArrayLike | None = None
 ) -> FloatArray:
-    """SV-API improvement: V^{beta_next} - V^pi >= (A - epsilon(d^beta, q) - 2 delta / (1 - gamma)) / (1 - gamma).
+    """SV-API theorem: V^{beta_next} - V^pi >= (A - epsilon(d^beta, q) - 2 delta / (1 - gamma)) / (1 - gamma).
 
-    Needs |Q^pi - q| <= 1 / (1 - gamma) and max_s d_TV(beta, beta_next) <= delta (1 - gamma); `delta` is the
-    smallest such number unless given.
+    Assumes |Q^pi - q| <= 1 / (1 - gamma) and max_s d_TV(beta, beta_next) <= delta (1 - gamma). By default `delta` is
+    the smallest number that satisfies the latter.
     """
     scale = 1.0 / (1.0 - mdp.gamma)
     delta = _delta(mdp, beta, beta_next, delta)
@@ -145,13 +149,13 @@ def sv_bound(
 
 
 def cpi_bound(mdp: TabularMDP, pi: ArrayLike, pi_greedy: ArrayLike, delta: float) -> FloatArray:
-    """Improvement of conservative policy iteration's step (1 - alpha) pi + alpha pi_greedy, alpha = delta (1 - gamma).
+    """The bound of conservative policy iteration (Kakade and Langford, 2002) for `cpi_step`, alpha = delta (1 - gamma).
 
         improvement >= (alpha E_{s ~ d^pi, a ~ pi_greedy} A^pi(s, a) - 2 delta^2 gamma) / (1 - gamma)
 
-    This holds for rewards in [0, 1] and any pi_greedy. The source prints the same line with its own expected
-    advantage, averaged under d^{pi_greedy}: states that the mixture hardly ever reaches then count in full,
-    and the inequality is false (`cpi_bound_as_printed`).
+    It holds for rewards in [0, 1] and any pi_greedy. The paper averages the advantage under d^{pi_greedy} instead of
+    d^pi (`cpi_bound_as_printed`). States that the mixture hardly ever reaches then have full weight, and the inequality
+    is false.
     """
     alpha = _mixture_coefficient(mdp, delta)
     policy = as_policy(mdp, pi_greedy, "pi_greedy")
@@ -161,9 +165,9 @@ def cpi_bound(mdp: TabularMDP, pi: ArrayLike, pi_greedy: ArrayLike, delta: float
 
 
 def cpi_bound_as_printed(mdp: TabularMDP, pi: ArrayLike, pi_greedy: ArrayLike, delta: float) -> FloatArray:
-    """The source's version, which is false: the advantage is averaged under d^{pi_greedy} instead of d^pi.
+    """The paper's version of `cpi_bound`, which is false: the advantage is averaged under d^{pi_greedy}, not d^pi.
 
-    (delta (1 - gamma) [max A - eps] - 2 delta^2 gamma) / (1 - gamma), where max A - eps is what pi_greedy attains.
+    (delta (1 - gamma) [max A - eps] - 2 delta^2 gamma) / (1 - gamma), where pi_greedy attains max A - eps.
     """
     alpha = _mixture_coefficient(mdp, delta)
     gain = (1.0 - mdp.gamma) * performance_difference(mdp, pi, pi_greedy)
@@ -171,7 +175,7 @@ def cpi_bound_as_printed(mdp: TabularMDP, pi: ArrayLike, pi_greedy: ArrayLike, d
 
 
 def cpi_step(mdp: TabularMDP, pi: ArrayLike, pi_greedy: ArrayLike, delta: float) -> FloatArray:
-    """The policy `cpi_bound` speaks of: (1 - alpha) pi + alpha pi_greedy with alpha = delta (1 - gamma)."""
+    """The policy of `cpi_bound`: (1 - alpha) pi + alpha pi_greedy with alpha = delta (1 - gamma)."""
     alpha = _mixture_coefficient(mdp, delta)
     return mixture(as_policy(mdp, pi), as_policy(mdp, pi_greedy, "pi_greedy"), alpha)
 
@@ -179,9 +183,9 @@ def cpi_step(mdp: TabularMDP, pi: ArrayLike, pi_greedy: ArrayLike, delta: float)
 def certificate(
     mdp: TabularMDP, pi: ArrayLike, beta: ArrayLike, beta_next: ArrayLike, q: ArrayLike, delta: ArrayLike | None = None
 ) -> Certificate:
-    """The certificate of the update pi <- beta_next on data of beta; every argument [..., S, A].
+    """The certificate of the update pi <- beta_next on data of beta.
 
-    With leading axes the fields are arrays over them, so a whole run is one call.
+    Policies and q are [..., S, A], and the fields of the result are [...], so one call handles a whole run.
     """
     tables = [as_policy(mdp, table, name) for table, name in ((pi, "pi"), (beta, "beta"), (beta_next, "beta_next"))]
     pi, beta, beta_next, q = np.broadcast_arrays(*tables, as_table(mdp, q))
@@ -214,18 +218,18 @@ def certificate(
 
 
 certificates = certificate
-"""`certificate` over leading axes, for those who look for it in the plural."""
+"""Alias of `certificate`, which handles leading axes."""
 
 
 def rounding(mdp: TabularMDP, q: ArrayLike = 0.0) -> FloatArray:
-    """What rounding may take from an inequality: 1e-12 max(1, max|R|, (1 - gamma) max|q|) / (1 - gamma)^2."""
+    """Tolerance for rounding in an inequality: 1e-12 max(1, max|R|, (1 - gamma) max|q|) / (1 - gamma)^2."""
     largest = np.abs(np.asarray(q)).max((-2, -1)) if np.ndim(q) >= 2 else np.abs(q)
     scale = np.maximum(max(1.0, float(np.abs(mdp.R).max())), (1.0 - mdp.gamma) * largest)
     return np.asarray(RELATIVE_TOLERANCE * scale / (1.0 - mdp.gamma) ** 2)
 
 
 def _delta(mdp: TabularMDP, beta: ArrayLike, beta_next: ArrayLike, delta: ArrayLike | None) -> FloatArray:
-    """The given delta, if it covers the distance between the policies, or the smallest that does."""
+    """`delta`, which must be at least max_s d_TV / (1 - gamma); by default, equal to it."""
     needed = policy_distance(mdp, beta, beta_next) / (1.0 - mdp.gamma)
     if delta is None:
         return np.asarray(needed)

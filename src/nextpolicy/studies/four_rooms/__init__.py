@@ -1,1 +1,1 @@
-"""PPO and SV-PPO on Four Rooms, with every round computed exactly."""
+"""PPO and SV-PPO on Four Rooms, with exact values, visitations and bounds of every round."""

@@ -1,11 +1,10 @@
-"""What a round of training on Four Rooms did, exactly: everything the paper's theory speaks of, in float64.
+"""Exact quantities of every training round on Four Rooms, in float64: those in the theory of Sandhu and Parr.
 
 Round k collects data with beta_k, evaluates the frozen target pi_k, and ends with the critic v_k, the behavioural
-policy beta_{k+1} and the target pi_{k+1} (beta_{k+1} where the gate opened, else pi_k). The row of round k holds
-what can be said once it is over. Training hands out tables of all 104 observations (`observe`); the rest is NumPy.
+policy beta_{k+1} and the target pi_{k+1} (beta_{k+1} if the gate accepts, else pi_k). The row of round k describes the
+state after the round. `observe` returns policies and critic on all 104 observations; all else is NumPy.
 
-Two conventions keep the goal, which is terminal and where nothing is learned, from blurring the numbers: the critic
-counts as 0 there, and every policy as uniform.
+The goal is terminal and nothing is learned there. By convention, the critic is 0 and every policy uniform at the goal.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ DOORWAY = four_rooms_mdp.state_index(*four_rooms_mdp.DOORWAYS["left"])
 
 
 class Tables(NamedTuple):
-    """Policies and critic on every observation; in a block of training each has leading axes [members, rounds]."""
+    """Policies and critic on every observation; leading axes are [members, rounds] in a block of training."""
 
     behaviour: Array | np.ndarray  # [..., 104, 4] log-probabilities
     target: Array | np.ndarray  # [..., 104, 4] log-probabilities
@@ -39,11 +38,11 @@ class Tables(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """The tables of a whole training of M members and K rounds, the start included."""
+    """The tables of a training of M members and K rounds, including the start."""
 
     behaviour: FloatArray  # [M, K + 1, 104, 4] probabilities of beta_k
     target: FloatArray  # [M, K + 1, 104, 4] probabilities of pi_k
-    value: FloatArray  # [M, K + 1, 104]: index k + 1 is v_k, the critic after round k; index 0 the untrained one
+    value: FloatArray  # [M, K + 1, 104]: index k + 1 is v_k, the critic after round k; index 0 is the initial critic
     accepted: np.ndarray  # [M, K] bool
 
     def member(self, index: int) -> Trajectory:
@@ -52,7 +51,7 @@ class Trajectory(NamedTuple):
 
 
 def observe(setup: Setup, state: MemberState) -> Tables:
-    """The hook training calls after every round of every member."""
+    """The tables of one member; training calls this after every round."""
     agent = state.agent
     rows = jnp.arange(len(four_rooms_mdp.cells))
     return Tables(
@@ -69,7 +68,7 @@ def _log_probabilities(setup: Setup, snapshot: PolicySnapshot) -> Array:
 
 
 def observe_start(setup: Setup, seeds: np.ndarray) -> Tables:
-    """The same before the first round, leaves [M, ...]."""
+    """The tables of all members before the first round, leaves [M, ...]."""
 
     def one(seed: Array) -> Tables:
         agent = init_agent(setup, member_keys(seed, setup.shards).key_agent)
@@ -99,8 +98,8 @@ def _probabilities(logits: FloatArray, goal: int) -> FloatArray:
 
 
 def quantities(mdp: TabularMDP, run: Trajectory) -> dict[str, np.ndarray]:
-    """Every exact quantity of every round, arrays [M, K]; `COLUMNS` says what each one is."""
-    # NumPy's solvers let go of the interpreter, so members run side by side; not if each solver starts threads too.
+    """The exact quantities of every round, arrays [M, K]; `COLUMNS` describes them."""
+    # NumPy's solvers release the GIL, so members run in parallel threads, unless each solver starts its own threads.
     alone = os.environ.get("OPENBLAS_NUM_THREADS") == "1"
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if alone else 1) as pool:
         members = list(pool.map(partial(_member_quantities, mdp), map(run.member, range(len(run.behaviour)))))
@@ -160,7 +159,7 @@ def _certificate_columns(certificate: theory.Certificate) -> dict[str, np.ndarra
 def _room_columns(
     mdp: TabularMDP, error: FloatArray, V_behaviour: FloatArray, V_target: FloatArray
 ) -> dict[str, np.ndarray]:
-    """Means over the free cells of each room (doorways and the goal belong to none)."""
+    """Means over the free cells of each room, without doorways and the goal."""
     best = solve.optimal(mdp).V
     columns = {}
     for number, room in enumerate(ROOMS):
@@ -179,13 +178,13 @@ def _route_columns(mdp: TabularMDP, behaviour: FloatArray) -> dict[str, np.ndarr
 
 
 def _alive(mdp: TabularMDP, visited: FloatArray) -> FloatArray:
-    """Visitations without their terminal part, scaled back to sum to one: where the data of training lie."""
+    """Visitations without terminal states, renormalised: the distribution of the training data."""
     kept = np.where(mdp.terminal[:, None], 0.0, visited)
     return np.asarray(kept / kept.sum((-2, -1), keepdims=True))
 
 
 def _kl(p: FloatArray, q: FloatArray) -> FloatArray:
-    """KL(p || q) over the last axis; an action of probability 0 adds nothing."""
+    """KL(p || q) over the last axis; terms of actions with probability 0 are 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.where(p > 0, p * (np.log(p) - np.log(q)), 0.0).sum(-1))
 
@@ -199,11 +198,11 @@ COLUMNS: dict[str, str] = {
     "msve_next_alive": "msve_next over the non-terminal part of the visitation, renormalised",
     "epsilon_train": "epsilon(d^{beta_k}, q): mean |Q^{pi_k} - q|, q = R + gamma P v_k",
     "epsilon_next": "epsilon(d^{beta_{k+1}}, q)",
-    "tv_visitation": "d_TV of the state-action visitations of beta_k and beta_{k+1}, absorbing mass included",
-    "tv_visitation_alive": "the same of their non-terminal parts, renormalised",
-    "tv_policy_max": "largest over states of d_TV(beta_k, beta_{k+1})",
+    "tv_visitation": "d_TV of the state-action visitations of beta_k and beta_{k+1}, including terminal states",
+    "tv_visitation_alive": "tv_visitation of the non-terminal parts, renormalised",
+    "tv_policy_max": "maximum over states of d_TV(beta_k, beta_{k+1})",
     "tv_policy_mean": "mean over the non-terminal visitation of beta_k of d_TV(beta_k, beta_{k+1})",
-    "exact_kl_target": "KL(pi_k || pi_{k+1}), mean over the non-terminal visitation of beta_k; 0 when held",
+    "exact_kl_target": "KL(pi_k || pi_{k+1}), mean over the non-terminal visitation of beta_k; 0 if held",
     "exact_kl_behaviour": "KL(beta_k || beta_{k+1}), the same mean",
     "exact_kl_drift": "KL(pi_k || beta_k), the same mean",
     "bound": "certificate: lower bound on V^{beta_{k+1}}(s0) - V^{pi_k}(s0)",
@@ -223,6 +222,6 @@ COLUMNS: dict[str, str] = {
     **{f"value_bias_{r}": f"mean v_k - V^{{pi_k}} over the cells of the {r} room" for r in ROOMS},
     **{f"gap_{r}": f"mean V* - V^{{beta_{{k+1}}}} over the cells of the {r} room" for r in ROOMS},
     **{f"gap_target_{r}": f"mean V* - V^{{pi_{{k+1}}}} over the cells of the {r} room" for r in ROOMS},
-    "top_from_start": "chance that beta_{k+1} first enters the goal's room from the top-right one, from the start",
-    "top_from_doorway": "the same from the doorway into the bottom-left room, (6, 2)",
+    "top_from_start": "probability that beta_{k+1}, from the start, first enters the goal's room from the top right",
+    "top_from_doorway": "top_from_start, but from the doorway (6, 2) into the bottom-left room",
 }

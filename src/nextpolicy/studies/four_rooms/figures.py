@@ -1,7 +1,7 @@
-"""The figures of the Four Rooms study. Each function returns a matplotlib figure; what matters in it has a gid.
+"""The figures of the Four Rooms study. Each function returns a matplotlib figure whose main elements have a gid.
 
-gids: `target-updates` (a dot per accepted round of the seed shown), `threshold` (delta_v), `optimal` (V* or what its
-policy does), `median`, `band`.
+gids: `target-updates` (a dot per accepted round of the seed shown), `threshold` (delta_v), `optimal` (the value of the
+optimal policy), `median`, `band`.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from nextpolicy.studies.four_rooms.study import Study
 from nextpolicy.tabular import four_rooms_mdp, solve
 from nextpolicy.tabular.mdp import TabularMDP
 
-# Okabe and Ito's colours; line styles and weights tell them apart without colour.
+# Colours based on Okabe and Ito's palette; line styles and widths distinguish the lines without colour.
 STYLE: dict[str, dict[str, Any]] = {
     "ppo": {"color": "#D55E00", "linestyle": (0, (5, 2)), "linewidth": 1.4},
     "sv-static": {"color": "#5BA3D0", "linestyle": (0, (1, 1)), "linewidth": 1.6},
     "sv-dynamic": {"color": "#00477A", "linestyle": "-", "linewidth": 1.8},
 }
 NAMES = {"ppo": "PPO", "sv-static": "SV-PPO, static", "sv-dynamic": "SV-PPO, dynamic"}
-EXAMINED = (10, 30, 50, 60, 80, 90, 100, 194)  # of 195 rounds; the source's story is told at 50 to 100
+EXAMINED = (10, 30, 50, 60, 80, 90, 100, 194)  # of 195 rounds; the paper discusses rounds 50 to 100
 
 
 def shown_seed(study: Study) -> int:
-    """The seed pictures of single runs show: that whose number of dynamic target updates is nearest the median."""
+    """The seed for figures of single runs: the one whose number of dynamic target updates is closest to the median."""
     updates = study.column("sv-dynamic", "accepted").sum(1)
     return study.config.run.seeds[int(np.argmin(np.abs(updates - np.median(updates))))]
 
 
 def optimal_policy(mdp: TabularMDP) -> Figure:
-    """The optimal policy, and where it goes."""
+    """The optimal policy and its visitation."""
     best = solve.optimal(mdp)
     visited = solve.renormalised_visitation(mdp, best.pi).sum(-1)
     figure = _figure(8.4, 4.0)
     left, right = figure.subplots(1, 2)
-    maze.arrows(left, best.pi, "Optimal policy (ties share; arrow length = probability)")
-    image = maze.heat(right, visited, maze.visitation_norm(visited), "Discounted state visitation of it")
-    _bar(figure, image, right, "share of non-terminal time (log scale)")
+    maze.arrows(left, best.pi, "Optimal policy (arrow length = probability)")
+    image = maze.heat(right, visited, maze.visitation_norm(visited), "Its discounted state visitation")
+    _bar(figure, image, right, "fraction of non-terminal time (log scale)")
     return figure
 
 
@@ -66,7 +66,7 @@ def snapshots(study: Study, seed: int) -> Figure:
             maze.heat(row[2], v, scale, f"predicted value after {k}"),
             maze.signed(row[3], v - truth, limit, "predicted - true"),
         ]
-    labels = ("V(s)", "share of time (log)", "v(s)", "v(s) - V(s)")
+    labels = ("V(s)", "fraction of time (log)", "v(s)", "v(s) - V(s)")
     for column, (image, label) in enumerate(zip(images, labels)):
         _bar(figure, image, list(grid[:, column]), label)
     figure.suptitle(f"SV-PPO (dynamic), seed {seed}: one target, held from round {rounds[0]} to {rounds[1]}")
@@ -74,7 +74,7 @@ def snapshots(study: Study, seed: int) -> Figure:
 
 
 def longest_hold(accepted: np.ndarray) -> tuple[int, int]:
-    """(first, last) round of the longest stretch with one target; the round that replaces it is its last."""
+    """(first, last) round of the longest period with one target; the last round is the one that replaces it."""
     ends = [*np.flatnonzero(accepted).tolist()]
     if not ends or ends[-1] != len(accepted) - 1:
         ends.append(len(accepted) - 1)
@@ -83,14 +83,14 @@ def longest_hold(accepted: np.ndarray) -> tuple[int, int]:
 
 
 def learning_curves(study: Study, seed: int) -> Figure:
-    """The four panels: value, next-policy-weighted error, shift of the visitation, and what the gate watches."""
+    """Four panels: value, next-policy-weighted error, shift of the visitation, and the statistic of the gate."""
     figure = _figure(10.0, 7.0)
     value, error, shift, gate = figure.subplots(2, 2).ravel()
     for axes, name, title, unit in (
         (value, "value_behaviour", "(a) Value of the sampling policy", "V(s0) (discounted return)"),
         (error, "msve_next_alive", "(b) Next-policy-weighted squared value error", "mean (V - v)² (return²)"),
         (shift, "tv_visitation_alive", "(c) Shift of the training distribution", "total variation, μ(k) to μ(k+1)"),
-        (gate, "scaled_diff", "(d) What the gate watches", "diff / scale (share of |y|)"),
+        (gate, "scaled_diff", "(d) Statistic of the gate", "diff / scale (fraction of |y|)"),
     ):
         columns = {a: _column(study, a, name) for a in study.algos}
         _bands(axes, columns, title, unit, seeds=axes is value)
@@ -118,7 +118,7 @@ def _column(study: Study, algo: str, name: str) -> np.ndarray:
 
 
 def _dots(axes: Axes, study: Study, seed: int, column: np.ndarray) -> None:
-    """The curve of one seed with a dot at every round whose update the gate accepted."""
+    """The curve of one seed with a dot at every accepted round."""
     row = study.config.run.seeds.index(seed)
     accepted = np.flatnonzero(study.column("sv-dynamic", "accepted")[row])
     axes.plot(np.arange(study.rounds), column[row], color="#00477A", linewidth=0.5, alpha=0.7, gid="shown-seed")
@@ -133,7 +133,7 @@ def _dots(axes: Axes, study: Study, seed: int, column: np.ndarray) -> None:
 
 
 def rooms(study: Study) -> Figure:
-    """Where the algorithms differ: the bottom-left room."""
+    """The bottom-left room, where the algorithms differ."""
     figure = _figure(11.5, 3.7)
     gap, route, pairs = figure.subplots(1, 3, width_ratios=(1.25, 1.25, 1.0))
     _bands(gap, {a: np.maximum(study.column(a, "gap_bottom_left"), 1e-5) for a in study.algos},
@@ -157,18 +157,18 @@ def rooms(study: Study) -> Figure:
         pairs.plot([place - 0.2, place + 0.2], [np.median(values)] * 2, color="black", linewidth=2.0, zorder=3)
     pairs.set(yscale="log", xlim=(-0.5, len(final) - 0.5), ylabel="mean V* - V over its cells (return)")
     pairs.set_xticks(range(len(final)), [NAMES[a].replace(", ", "\n") for a in final], fontsize=8)
-    pairs.set_title("(c) After the last round, seed by seed", fontsize=10)
-    figure.suptitle(_who(study, "; gaps below 1e-5 are drawn there" if low else ""), fontsize=11)
+    pairs.set_title("(c) After the last round, by seed", fontsize=10)
+    figure.suptitle(_who(study, "; gaps below 1e-5 are drawn at 1e-5" if low else ""), fontsize=11)
     return figure
 
 
 def certificates(study: Study) -> Figure:
-    """How much of each bound is slack, and the errors they are made of."""
+    """The slack of each bound, and the errors in the bounds."""
     figure = _figure(11.5, 3.9)
     slack, errors, policies = figure.subplots(1, 3)
     truth = study.column("sv-dynamic", "improvement")
     for name, label, style in (
-        ("theorem1_lower", "Theorem 1 (error where the next policy goes)", "-"),
+        ("theorem1_lower", "Theorem 1 (error under the next policy)", "-"),
         ("npa_bound", "corollary (error on the data, true shift)", (0, (5, 2))),
         ("bound", "SV-API theorem (worst-state change of policy)", (0, (1, 1))),
     ):
@@ -176,17 +176,17 @@ def certificates(study: Study) -> Figure:
         slack.plot(np.median(lost, axis=0), label=label, linestyle=style, color="#00477A")
     slack.axhline(1.0 / (1.0 - study.mdp.gamma), color="0.5", linewidth=0.8)
     most = {"fontsize": 7, "va": "top"}
-    slack.text(0.3 * study.rounds, 1.0 / (1.0 - study.mdp.gamma), "1/(1-γ), the most any return can be", **most)
+    slack.text(0.3 * study.rounds, 1.0 / (1.0 - study.mdp.gamma), "1/(1-γ), the largest possible return", **most)
     slack.set(yscale="log", xlabel="round k", ylabel="improvement - bound (return)")
     slack.set_title("(a) Slack of the bounds, SV-PPO (dynamic)", fontsize=10)
     slack.set_ylim(top=1e10)
     slack.legend(fontsize=7, loc="upper right")
     for algo in ("ppo", "sv-dynamic"):
-        for name, width, word in (("epsilon_train", 0.8, "on the data"), ("epsilon_next", 2.0, "on the next")):
+        for name, width, word in (("epsilon_train", 0.8, "on the data"), ("epsilon_next", 2.0, "next policy")):
             drawn = {**STYLE[algo], "linewidth": width}
             errors.plot(np.median(study.column(algo, name), axis=0), label=f"{NAMES[algo]}, {word}", **drawn)
     errors.set(yscale="log", xlabel="round k", ylabel="ε = mean |Q - q| (return)")
-    errors.set_title("(b) Critic's error, data against next", fontsize=10)
+    errors.set_title("(b) Error of the critic", fontsize=10)
     errors.legend(fontsize=7)
     for algo in ("ppo", "sv-dynamic"):
         for name, width, word in (("tv_policy_max", 0.8, "largest over states"), ("tv_policy_mean", 2.0, "expected")):
@@ -200,14 +200,14 @@ def certificates(study: Study) -> Figure:
 
 
 def examination(study: Study, algo: str, seed: int) -> Figure:
-    """What one run believed and did at several rounds: values, error, visitation, policy."""
+    """One run at several rounds: values, error of the critic, visitation, policy."""
     run = study.trajectory.member(study.index(algo, seed))
     rounds = examined_rounds(study.rounds)
     truth = solve.state_value(study.mdp, run.target[list(rounds)])
     predicted = run.value[[k + 1 for k in rounds]]
     visited = solve.renormalised_visitation(study.mdp, run.behaviour[[k + 1 for k in rounds]]).sum(-1)
     scale = Normalize(min(0.0, predicted.min()), max(truth.max(), predicted.max()))
-    # The first rounds err so much that later ones would look blank: beyond this the colours stop.
+    # Errors of the first rounds are so large that later ones would look blank, so clip the colour scale.
     limit = max(0.02, float(np.quantile(np.abs(predicted - truth), 0.9)))
     figure = _figure(1.55 * len(rounds) + 1.2, 8.6)
     grid = figure.subplots(5, len(rounds), squeeze=False)
@@ -221,23 +221,23 @@ def examination(study: Study, algo: str, seed: int) -> Figure:
         images[3] = maze.heat(column[3], visited[i], maze.visitation_norm(visited), marks=False)
         maze.arrows(column[4], run.behaviour[k + 1], marks=False)
     names = ("true V\nof the target", "predicted v", "v - V", "visitation of\nthe next behaviour", "next behaviour")
-    units = ("V(s)", "v(s)", "v(s) - V(s)", "share (log)", "")
+    units = ("V(s)", "v(s)", "v(s) - V(s)", "fraction (log)", "")
     for row, name, image, unit in zip(grid, names, images, units):
         row[0].set_ylabel(name, fontsize=9)
         if image is not None:
             _bar(figure, image, list(row), unit, extend="both" if unit == "v(s) - V(s)" else "neither")
     stars = "; * the target was replaced in this round" if algo != "ppo" else ""
-    figure.suptitle(f"{NAMES[algo]}, seed {seed}: single rounds examined{stars}")
+    figure.suptitle(f"{NAMES[algo]}, seed {seed}: selected rounds{stars}")
     return figure
 
 
 def examined_rounds(rounds: int) -> tuple[int, ...]:
-    """The rounds of `EXAMINED`, for a study of another length at the same shares of it."""
+    """The rounds of `EXAMINED`, rescaled to a study with `rounds` rounds."""
     return tuple(sorted({min(rounds - 1, round(k * rounds / 195)) for k in EXAMINED}))
 
 
 def all_figures(study: Study) -> dict[str, Callable[[], Figure]]:
-    """Every figure by its file name."""
+    """Functions that draw the figures, by file name."""
     seed = shown_seed(study)
     return {
         "optimal": lambda: optimal_policy(study.mdp),
@@ -252,7 +252,7 @@ def all_figures(study: Study) -> dict[str, Callable[[], Figure]]:
 
 
 def _bands(axes: Axes, columns: dict[str, np.ndarray], title: str, unit: str, *, seeds: bool = False) -> None:
-    """Median over seeds [seeds, K] as a line, their middle half as a band; every seed as a faint line on request."""
+    """Median over seeds as a line and interquartile range as a band, of columns [seeds, K]; optionally every seed."""
     for algo, column in columns.items():
         k = np.arange(column.shape[1])
         low, high = np.quantile(column, [0.25, 0.75], axis=0)

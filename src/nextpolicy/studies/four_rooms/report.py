@@ -16,15 +16,16 @@ from nextpolicy.studies.four_rooms.figures import NAMES, all_figures, shown_seed
 from nextpolicy.studies.four_rooms.study import Study
 
 CAPTIONS = {
-    "optimal": "The optimal policy and its discounted state visitation, by policy iteration; tied actions share.",
-    "snapshots": "Two rounds that evaluate the same frozen target: its true value, where the behavioural policy goes, "
-    "what the critic predicts, and the difference (marks give the sign). Values share one colour scale.",
-    "learning-curves": "Exact quantities of every round. Lines are medians over seeds, bands their middle half; (a) "
-    "also shows every seed. PPO updates its target every round, so it has no dots. Visitations are without their "
-    "terminal part.",
-    "bottom-left-room": "The room that the paper discusses: how much value the policy loses there, and how often it "
-    "turns back to the top from the doorway into it.",
-    "certificates": "The bounds beside the true improvement. Medians over seeds.",
+    "optimal": "The optimal policy and its discounted state visitation, by policy iteration. Tied actions share "
+    "probability equally.",
+    "snapshots": "Two rounds that evaluate the same frozen target: true value of the target, visitation of the "
+    "behavioural policy, prediction of the critic, and its error (marks show the sign). Values share one colour scale.",
+    "learning-curves": "Exact quantities of every round. Lines are medians over seeds, bands the interquartile range; "
+    "(a) also shows every seed. PPO updates its target every round, so it has no dots. Visitations exclude terminal "
+    "states.",
+    "bottom-left-room": "The room that the paper discusses: the loss of value there, and the probability of the top "
+    "route from the doorway into it.",
+    "certificates": "The bounds compared with the true improvement. Medians over seeds.",
     "examination-ppo": "PPO, round by round, one seed.",
     "examination-sv-dynamic": "SV-PPO with the dynamic gate, round by round, same seed.",
     "examination-sv-static": "SV-PPO with the static gate, round by round, same seed.",
@@ -112,8 +113,8 @@ def certificate_table(study: Study) -> list[dict[str, Any]]:
 
 
 def write_report(study: Study, say: Callable[[str], None]) -> Path:
-    """figures/, tables/ as CSV, and report.html in the study's folder."""
-    out = page.Page("Four Rooms: what Stable-Value PPO does, exactly")
+    """Write figures/, CSV tables and report.html to the study's folder."""
+    out = page.Page("Four Rooms: exact analysis of Stable-Value PPO")
     config = study.config
     noise = config.environment.env_options.get("noise", "fail")
     seeds = len(config.run.seeds)
@@ -133,8 +134,8 @@ def write_report(study: Study, say: Callable[[str], None]) -> Path:
     out.text(
         "The certificate of round k is the lower bound of the SV-API theorem on V(s0) of the next behavioural policy "
         "minus V(s0) of the target, with q = R + gamma P v and delta = max d_TV / (1 - gamma). On accepted rounds it "
-        "certifies the update that was made, on held ones the update that was not. A bound that is not positive is "
-        "vacuous: it guarantees no improvement."
+        "certifies the accepted update, on held rounds the rejected one. A bound that is not positive is vacuous: it "
+        "guarantees no improvement."
     )
     out.table(certificate_table(study))
     out.heading("Every member")

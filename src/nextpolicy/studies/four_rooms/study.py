@@ -1,10 +1,10 @@
-"""Running the Four Rooms study: a normal run folder, with every round's tables beside its metrics.
+"""Runs the Four Rooms study: a normal run folder, with the tables of every round beside its metrics.
 
     tables/start.npz, tables/part-*.npz   log-probabilities and critic on all 104 observations, one part per block
     exact.parquet                         the exact quantities of every member and round
 
-A study that was stopped continues from its last checkpoint: training is the same bit for bit, and blocks whose tables
-were not written are repeated.
+A stopped study resumes from its last checkpoint with bitwise equal results. Blocks whose tables were not written are
+repeated.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from nextpolicy.tabular.mdp import TabularMDP
 
 ALGOS = ("ppo", "sv-static", "sv-dynamic")
 ROUNDS = 195
-# A checkpoint of 24 members is about 170 MB: with shorter blocks, saving would take most of the time.
+# A checkpoint of 24 members is about 170 MB, so shorter blocks would spend most of the time on saving.
 BLOCK_ROUNDS = 13
-MARK = "study.json"  # beside config.json: this run is a study
+MARK = "study.json"  # beside config.json; marks the run as a study
 _NAME = re.compile(r"part-(\d{8})-(\d{8})\.npz")
 
 
@@ -62,21 +62,21 @@ class Study:
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """One line per member."""
+        """One row per member."""
         return summary.member_rows(self.mdp, self.members, self.metrics, self.exact)
 
     def column(self, algo: str, name: str) -> np.ndarray:
-        """[seeds, K] of one algorithm."""
+        """A column of one algorithm, [seeds, K]."""
         column = self.exact[name] if name in self.exact else self.metrics[name]
         return np.asarray(column)[[i for i, m in enumerate(self.members) if m.algo == algo]]
 
     def index(self, algo: str, seed: int) -> int:
-        """The member of this algorithm and seed."""
+        """The index of the member with this algorithm and seed."""
         return next(i for i, m in enumerate(self.members) if (m.algo, m.seed) == (algo, seed))
 
 
 def configuration(noise: str = "fail", rounds: int = ROUNDS, **fields: Any) -> TrainConfig:
-    """The preset's settings for the three algorithms, then any field by its flat name."""
+    """The preset for the three algorithms, with `fields` changed by flat name."""
     rounds = whole("rounds", rounds, 1, 2**31 - 1)
     four_rooms_mdp.move_probabilities(noise)
     given = {"seeds": 8, "block_rounds": min(BLOCK_ROUNDS, rounds), **fields}
@@ -85,7 +85,7 @@ def configuration(noise: str = "fail", rounds: int = ROUNDS, **fields: Any) -> T
 
 
 def run(config: TrainConfig, path: str | Path, *, quiet: bool = False) -> Study:
-    """Train from the start in a new folder."""
+    """Train in a new folder."""
     enable_cache()
     job = make_job(config, observer=exact.observe)
     folder = RunFolder.create(path, config, {"custom": []})
@@ -97,7 +97,7 @@ def run(config: TrainConfig, path: str | Path, *, quiet: bool = False) -> Study:
 
 
 def resume(path: str | Path, *, quiet: bool = False) -> Study:
-    """Continue a study that was stopped, or read one that has finished."""
+    """Resume a stopped study, or load a finished one."""
     folder = RunFolder.open(path)
     if not (folder.path / MARK).is_file():
         raise RunError(f"resume: expected the folder of a Four Rooms study, got {path}, which holds another run")
@@ -116,7 +116,7 @@ def _train(job: Job, folder: RunFolder, *, resume: bool, quiet: bool) -> Study:
     on_disk = _rounds_on_disk(tables)
     if on_disk < job.config.num_rounds:
         _save(tables / "start.npz", exact.observe_start(job.setup, job.seeds))
-        # A block counts once its tables are there too; training falls back to the last one that does.
+        # A block is complete only with its tables; training resumes after the last complete block.
 
         def keep(first: int, block: dict[str, np.ndarray], observed: Any) -> None:
             last = first + len(block["accepted"][0]) - 1
@@ -127,7 +127,7 @@ def _train(job: Job, folder: RunFolder, *, resume: bool, quiet: bool) -> Study:
 
 
 def load(folder: RunFolder, config: TrainConfig) -> Study:
-    """The exact quantities of a trained study, computed from its tables."""
+    """Load a finished study and compute its exact quantities from its tables."""
     frame = read_metrics(folder.path)
     shape = (len(config.members()), config.num_rounds)
     names = [c for c in frame if c not in ("round", "env_steps", "member", "seed", "variant")]

@@ -1,4 +1,4 @@
-"""From rounds to statements: one line per member, and per algorithm medians with intervals over the seeds."""
+"""Summaries: one row per member, and medians over seeds with bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from nextpolicy.report.bootstrap import bounds, resample
 from nextpolicy.tabular import solve
 from nextpolicy.tabular.mdp import TabularMDP
 
-LATE = 60  # "late" drops of the value are looked for from this round on
+LATE = 60  # drops of the value from this round on count as late
 RESAMPLES = 4000
-CLOSE = 0.01  # a final value this near V*(s0) counts as optimal
+CLOSE = 0.01  # a final value this close to V*(s0) counts as near optimal
 
 
 class Interval(NamedTuple):
@@ -29,7 +29,7 @@ class Interval(NamedTuple):
 
 
 def median_interval(values: Sequence[float] | np.ndarray, seed: int = 0) -> Interval:
-    """Resamples the seeds; with one seed the interval is that number, with none (or with NaN) it is NaN."""
+    """The median over seeds with its interval. Both are NaN if there are no values or some are not finite."""
     sample = np.asarray(values, np.float64).ravel()
     if not len(sample) or not np.isfinite(sample).all():
         return Interval(np.nan, np.nan, np.nan)
@@ -39,7 +39,7 @@ def median_interval(values: Sequence[float] | np.ndarray, seed: int = 0) -> Inte
 def member_rows(
     mdp: TabularMDP, members: Sequence[Member], metrics: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]
 ) -> list[dict[str, Any]]:
-    """One line per member; `metrics` (at least accepted, kl_target, kl_behaviour) and `exact` are [M, K]."""
+    """One row per member; `metrics` (at least accepted, kl_target, kl_behaviour) and `exact` are [M, K]."""
     best = float(solve.optimal(mdp).V @ mdp.start)
     rows = []
     for m, member in enumerate(members):
@@ -84,7 +84,7 @@ def _mean(values: np.ndarray) -> float:
 
 
 def _largest_drop(values: np.ndarray) -> float:
-    """The furthest the series falls below its own running maximum; NaN for an empty one."""
+    """The largest drop below the running maximum; NaN for an empty series."""
     return float((np.maximum.accumulate(values) - values).max()) if len(values) else float("nan")
 
 
@@ -94,5 +94,5 @@ def of_algo(rows: Sequence[Mapping[str, Any]], algo: str, column: str) -> np.nda
 
 
 def paired(rows: Sequence[Mapping[str, Any]], column: str, first: str, second: str) -> np.ndarray:
-    """first - second, seed by seed."""
+    """first - second for each seed."""
     return of_algo(rows, first, column) - of_algo(rows, second, column)

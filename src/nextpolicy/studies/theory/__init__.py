@@ -1,1 +1,1 @@
-"""The statements of the theory tried on random and on adversarial cases, and the algorithms with a noisy critic."""
+"""Tests of the paper's theory on random and adversarial cases, and its algorithms with a noisy critic."""

@@ -1,7 +1,7 @@
-"""Every statement of the paper on many random cases: how often it was tried, violated, and how tight it is.
+"""Tests of every statement of Sandhu and Parr (arXiv 2605.05481) on random cases: violations and tightness.
 
-A case is an MDP, a target pi, data of beta, a next policy beta', an estimate q of Q^pi and arbitrary data mu. Each
-statement says `small <= large`; one of the two is a bound, the other the truth it speaks of.
+A case is an MDP, a target policy pi, a behavioural policy beta, its successor beta', an estimate q of Q^pi and a data
+distribution mu. Each statement has the form `small <= large`, where one side is a bound and the other the true value.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ESTIMATES = ("exact", "small", "bounded", "adversarial", "wild")
 
 
 class Case(NamedTuple):
-    """One situation; `estimate` names how q errs, and only `wild` breaks |Q - q| <= 1 / (1 - gamma)."""
+    """One test case. `estimate` is the kind of error of q; only `wild` violates |Q - q| <= 1 / (1 - gamma)."""
 
     mdp: TabularMDP
     pi: FloatArray
@@ -34,7 +34,7 @@ class Case(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """small <= large, up to `slack`; `lower` says that the bound is the small side."""
+    """small <= large, up to the tolerance `slack`; if `lower`, the bound is the small side."""
 
     small: float
     large: float
@@ -55,26 +55,26 @@ class Claim(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """A statement of the paper, or a reading of it that fails; `claim` is None on cases it does not speak of."""
+    """A statement of the paper, or a false variant of it. `claim` returns None for cases outside its assumptions."""
 
     name: str
-    holds: bool  # whether it is expected to
+    holds: bool  # whether it is expected to hold
     claim: Callable[[Case], Claim | None]
 
 
 def draw_case(rng: np.random.Generator, mdp: TabularMDP | None = None) -> Case:
-    """A random case, on a small random MDP or on the one given."""
+    """A random case, by default on a small random MDP."""
     if mdp is None:
         size, actions = int(rng.integers(2, 9)), int(rng.integers(2, 5))
         mdp = random_mdp(rng, size, actions, float(rng.choice(GAMMAS)), sparsity=float(rng.choice([0.0, 0.5, 1.0])))
-        if rng.random() < 0.5:  # rewards at the ends of their range
+        if rng.random() < 0.5:  # rewards of 0 and 1 only
             mdp = TabularMDP(mdp.P, mdp.R.round(), mdp.gamma, mdp.start)
     pi = random_policy(rng, mdp, kind=str(rng.choice(["dirichlet", "deterministic"], p=[0.75, 0.25])))
     estimate = str(rng.choice(ESTIMATES))
     q = solve.action_value(mdp, pi) + _error(rng, pi.shape, estimate, 1.0 / (1.0 - mdp.gamma))
     beta = _policy(rng, mdp, pi, q)
     beta_next = _policy(rng, mdp, beta, q)
-    # Data from anywhere at all, or of beta, as SV-API has them.
+    # An arbitrary data distribution, or that of beta, as in SV-API.
     mu = rng.exponential(size=q.shape) ** float(rng.choice([1.0, 6.0]))
     mu = solve.visitation(mdp, beta) if rng.random() < 0.5 else mu
     delta = float(rng.random() ** 3 / (1.0 - mdp.gamma))
@@ -164,7 +164,7 @@ def _sv_improvement(bounded: bool) -> Callable[[Case], Claim | None]:
 
 def _cpi(printed: bool) -> Callable[[Case], Claim]:
     def claim(case: Case) -> Claim:
-        # The printed bound speaks of the best policy; the right one of any, and is tried with that too.
+        # The printed bound is about the optimal policy. The corrected bound holds for any policy, including this one.
         best = solve.optimal(case.mdp).pi
         delta = min(case.delta, 0.1 / (1.0 - case.mdp.gamma))
         bound = (theory.cpi_bound_as_printed if printed else theory.cpi_bound)(case.mdp, case.pi, best, delta)
@@ -201,7 +201,7 @@ STATEMENTS = (
 
 
 def check(cases: Iterator[Case]) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """The table of all statements, and per violated statement the case that violates it by most."""
+    """The table of all statements, and for each violated statement the case with the largest violation."""
     claims: dict[str, list[Claim]] = {s.name: [] for s in STATEMENTS}
     worst: dict[str, tuple[float, Case, Claim]] = {}
     for case in cases:
@@ -219,7 +219,7 @@ def check(cases: Iterator[Case]) -> tuple[list[dict[str, Any]], dict[str, dict[s
 
 def _line(statement: Statement, claims: list[Claim]) -> dict[str, Any]:
     violated = sum(c.violated for c in claims)
-    # A ratio means something where both numbers are positive, and more than rounding.
+    # Ratios are meaningful only if both numbers are positive and larger than rounding errors.
     ratios = [c.bound / c.truth for c in claims if min(c.truth, c.bound) > SMALL and not c.violated]
     lower = bool(claims) and claims[0].lower
     return {
@@ -233,7 +233,7 @@ def _line(statement: Statement, claims: list[Claim]) -> dict[str, Any]:
 
 
 def _counterexample(case: Case, claim: Claim) -> dict[str, Any]:
-    """Everything needed to check it by hand; numbers as plain lists."""
+    """All data of a counterexample as plain lists."""
     return {
         "bound": claim.bound,
         "truth": claim.truth,
@@ -253,9 +253,9 @@ def _counterexample(case: Case, claim: Claim) -> dict[str, Any]:
 
 
 def unseen_door() -> Case:
-    """Two states, by hand. Action 1 leads to state 1 and pays 1 there; action 0 leads to state 0 and pays nothing.
+    """A hand-made case with two states. Action 0 leads to state 0, action 1 to state 1. Action 1 in state 1 pays 1.
 
-    pi never leaves state 0; one hundredth of the best policy is mixed in for beta'; q is 1000 too high for leaving.
+    pi always takes action 0. beta' is pi mixed with 1 % of the optimal policy. q overestimates leaving state 0 by 1000.
     """
     P = np.zeros((2, 2, 2))
     P[:, 0, 0] = P[:, 1, 1] = 1.0
@@ -267,6 +267,6 @@ def unseen_door() -> Case:
 
 
 def random_cases(count: int, seed: int, mdp: TabularMDP | None = None) -> Iterator[Case]:
-    """`count` cases, the same for the same seed."""
+    """`count` random cases, determined by `seed`."""
     rng = np.random.default_rng(seed)
     return (draw_case(rng, mdp) for _ in range(count))

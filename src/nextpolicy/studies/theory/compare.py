@@ -1,7 +1,8 @@
-"""Approximate policy iteration with a critic that learns slowly and noisily: Algorithm 1, Algorithm 2 and CPI.
+"""Approximate policy iteration with a slow, noisy critic: Algorithms 1 and 2 of Sandhu and Parr, and CPI.
 
-The critic remembers. After a round with n(s, a) = samples mu(s, a) expected visits it moves the share n / (1 + n) of
-the way to Q^pi(s, a) plus normal noise of deviation sigma / sqrt(1 + n): where data are scarce it stays wrong.
+CPI is conservative policy iteration (Kakade and Langford, 2002). With n(s, a) = samples mu(s, a) expected visits in a
+round, the critic q moves by the fraction n / (1 + n) towards Q^pi(s, a) plus Gaussian noise of standard deviation
+sigma / sqrt(1 + n). Its error therefore persists where data are scarce.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ FELL = 1e-6  # a drop of the target's value by more than this counts
 
 
 class LearningCritic:
-    """An `Evaluate` with a memory: one for each run."""
+    """An `Evaluate` with state; each run needs its own."""
 
     def __init__(self, sigma: float, samples: float) -> None:
         check.number("sigma", sigma, 0.0, np.inf)
@@ -55,7 +56,7 @@ class Settings:
     delta_v: float = 0.1
     k_min: int = 4
     k_max: int = 33
-    mixing: float = 0.1  # of CPI with a fixed step
+    mixing: float = 0.1  # alpha of CPI with a fixed step
 
     def __post_init__(self) -> None:
         for name in ("rounds", "repeats"):
@@ -65,7 +66,7 @@ class Settings:
 
 
 def variants(mdp: TabularMDP, settings: Settings) -> dict[str, Callable[[np.random.Generator], History]]:
-    """The algorithms; each call is one run from the uniform policy."""
+    """The algorithms by name. Each call is one run from the uniform policy."""
     start = np.full((mdp.states, mdp.actions), 1.0 / mdp.actions)
     mirror = mirror_descent_step(settings.step_size)
     gate = GateParams(settings.delta_v, settings.k_min, settings.k_max, 0.0, False)
@@ -90,7 +91,7 @@ def variants(mdp: TabularMDP, settings: Settings) -> dict[str, Callable[[np.rand
 
 
 def compare(mdp: TabularMDP, settings: Settings) -> dict[str, list[History]]:
-    """Every variant with the same noise seeds."""
+    """Run every variant with the same seeds."""
     seeds = range(settings.repeats)
     return {n: [run(np.random.default_rng(s)) for s in seeds] for n, run in variants(mdp, settings).items()}
 
@@ -101,7 +102,7 @@ def falls(history: History) -> np.ndarray:
 
 
 def _certified(history: History) -> bool:
-    """Every certificate whose assumption was met holds."""
+    """Whether all certificates hold whose assumptions are met."""
     certificates = history.certificates
     return bool(certificates.holds[certificates.assumptions_met].all())
 
@@ -142,7 +143,7 @@ _STYLES = (
 
 
 def figure(mdp: TabularMDP, histories: dict[str, list[History]]) -> Figure:
-    """Value of the target per round, and the losses of value on the way. gid `falls`: one mark per lost update."""
+    """The target's value per round, and the updates that decreased it (gid `falls`, one mark each)."""
     out = Figure(figsize=(10.5, 4.2), layout="constrained")
     value, loss = out.subplots(1, 2)
     for place, ((name, runs), (colour, style, width)) in enumerate(zip(histories.items(), _STYLES)):
@@ -162,7 +163,7 @@ def figure(mdp: TabularMDP, histories: dict[str, list[History]]) -> Figure:
     value.axhline(best, color="0.4", linewidth=0.8)
     value.text(0, best, "V*", va="bottom", fontsize=8)
     value.set(xlabel="round k", ylabel="V(s0) of the target (discounted return)")
-    value.set_title("(a) Value of the target: median, band from least to most", fontsize=10)
+    value.set_title("(a) Value of the target: median, band from minimum to maximum", fontsize=10)
     value.legend(fontsize=8, loc="lower right")
     loss.set(xlabel="round k", ylabel="value lost by the update (return)", yscale="log", xlim=value.get_xlim())
     loss.set_title("(b) Updates that made the target worse, all repeats", fontsize=10)

@@ -1,4 +1,4 @@
-"""The theory study: the paper's statements on random MDPs and on Four Rooms, and its algorithms compared."""
+"""The theory study: tests of the paper's statements on random MDPs and Four Rooms, and a comparison of algorithms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nextpolicy.tabular import four_rooms_mdp
 
 
 def claim(path: Path) -> None:
-    """Make the folder of the study; raise if it holds files."""
+    """Create the folder of the study. Raises `RunError` if it holds files."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise RunError(f"out: expected a new or empty folder, got {path}, which holds other files; nothing was written")
     path.mkdir(parents=True, exist_ok=True)
@@ -27,7 +27,7 @@ def claim(path: Path) -> None:
 def run(
     cases: int, four_rooms_cases: int, seed: int, settings: compare.Settings, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """All tables, the worst counterexamples and the histories of the algorithms."""
+    """Run the study. Returns all tables, the largest counterexamples and the histories of the algorithms."""
     say(f"theory: {cases} cases on random MDPs")
     everything = [*checks.random_cases(cases, seed), checks.unseen_door()]
     random, worst = checks.check(iter(everything))
@@ -47,7 +47,7 @@ def run(
 
 
 def write_report(path: Path, results: dict[str, Any], settings: compare.Settings) -> Path:
-    """CSV tables, counterexamples as JSON, the figure and report.html."""
+    """Write CSV tables, counterexamples.json, the figure and report.html."""
     out = page.Page("The theory of next-policy sampling, tested")
     out.heading("Statements on random MDPs")
     out.text(
@@ -60,14 +60,14 @@ def write_report(path: Path, results: dict[str, Any], settings: compare.Settings
     out.heading("The same on Four Rooms")
     out.table(results["four_rooms"])
     out.heading("Counterexamples: the largest violation of each statement that fails")
-    out.text("counterexamples.json has them in full, with every array.")
+    out.text("counterexamples.json contains them in full, with all arrays.")
     plain = ("bound", "truth", "states", "actions", "gamma", "estimate", "largest_error_times_1_minus_gamma")
     if results["counterexamples"]:
         rows = [{"statement": n, **{k: c[k] for k in plain}} for n, c in results["counterexamples"].items()]
         out.table(rows)
-    out.heading("Algorithms 1 and 2 and conservative iteration with a slow, noisy critic")
+    out.heading("Algorithms 1 and 2 and conservative policy iteration with a slow, noisy critic")
     out.text(
-        "Four Rooms from the uniform policy; each algorithm sees the data of its own behavioural policy. "
+        "Four Rooms from the uniform policy; each algorithm uses data of its own behavioural policy. "
         + ", ".join(f"{k} {v:g}" for k, v in asdict(settings).items())
         + ". Medians (updates: means) over repeats."
     )
@@ -92,4 +92,4 @@ def raise_if_violated(results: dict[str, Any]) -> None:
     lines = [*results["random"], *results["four_rooms"]]
     broken = [r["statement"] for r in lines if r["expected"] == "holds" and r["violations"]]
     if broken:
-        raise RuntimeError(f"statements that should hold were violated: {', '.join(sorted(set(broken)))}")
+        raise RuntimeError(f"theory: expected no violation of true statements, got {', '.join(sorted(set(broken)))}")
