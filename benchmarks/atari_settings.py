@@ -17,7 +17,7 @@ SHORT_RUN: dict[str, Any] = {
     "learning_rate_final": 2.5e-4,
     "gamma": 0.99,
     "max_grad_norm": 0.5,
-    "advantage_kind": "next",
+    "advantage_kind": "retrace",
     "delta_v": 0.05,
     "k_min": 1,
     "k_max": 8,

@@ -42,7 +42,7 @@ def batch(num_envs: int, **more: Any) -> dict[str, Any]:
 # The settings of a group differ only in traced fields, so they are trained as one population.
 GROUPS: list[dict[str, dict[str, Any]]] = [
     {
-        "spec's settings (batch 1024)": {},
+        "default settings (batch 1024)": {},
         "constant learning rate": {"learning_rate_final": 2.5e-4},
         "gamma .995": {"gamma": 0.995},
     },
@@ -50,10 +50,10 @@ GROUPS: list[dict[str, dict[str, Any]]] = [
     {"no LayerNorm": {"layer_norm": False}},
     {"shared torso": {"shared_torso": True}},
     {"centred advantages": {"advantage_norm": "standardise"}},
-    {"advantage kind: next": {"advantage_kind": "next"}},
+    {"advantage kind: retrace": {"advantage_kind": "retrace"}},
     {"advantage kind: vtrace": {"advantage_kind": "vtrace"}},
     {"diff kind: network": {"diff_kind": "network"}},
-    {"time limit as death": {"truncation": "terminal"}},
+    {"time limit as termination": {"truncation": "terminal"}},
     {"batch 2048": batch(16)},
     {"batch 4096": batch(32), "batch 4096, lr 1e-3": batch(32, learning_rate=1e-3)},
     {"batch 8192": batch(64)},

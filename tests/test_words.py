@@ -1,4 +1,4 @@
-"""Sentences that users act on, held against what they speak of."""
+"""Sentences that users act on, checked against the code."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_the_help_of_layer_norm_says_what_is_normalised(name: str) -> None:
     assert "not in those of impala and nature" in words
 
 
-def test_next_is_not_called_textbook_retrace() -> None:
+def test_retrace_is_not_called_textbook_retrace() -> None:
     assert "biased" in FIELDS["advantage_kind"].help
-    for part in ("config/schema.py", "config/presets.py", "core/returns.py"):
+    for part in ("algos/ppo.py", "config/presets.py", "core/returns.py"):
         assert "textbook" not in (ROOT / "src" / "nextpolicy" / part).read_text(), part
 
 

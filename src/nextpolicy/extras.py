@@ -1,6 +1,6 @@
-"""How to get the packages that only some runs need."""
+"""Installation of optional dependencies."""
 
 
 def advice(extra: str) -> str:
-    """What to type; a checkout, since no package index has nextpolicy."""
+    """The command that installs an extra, and where to run it."""
     return f"pip install -e '.[{extra}]' in a checkout of nextpolicy"

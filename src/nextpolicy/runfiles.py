@@ -1,4 +1,4 @@
-"""Files of a run folder: atomic writes, metrics parts and manifests, and the score that metrics give a member.
+"""Files of a run folder: atomic writes, metrics parts, manifests, and the score of a member.
 
 Metrics are `metrics/part-<first>-<last>.parquet`, one part per block of rounds. `checkpoints/<rounds>.json` is the
 manifest of a checkpoint: size and digest of its own files (`files`) and of every metrics part up to it (`metrics`), and
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-# Settings that do not change the numbers: they may differ between compared runs and be edited before a resume.
+# Settings that do not affect results: they may differ between compared runs and be edited before a resume.
 OPERATIONAL_FIELDS = frozenset({"population", "devices", "block_rounds", "tensorboard", "wandb", "keep_checkpoints"})
 
 SCORE_SHARE = 0.1  # a member's score is its mean return over this last share of its steps
@@ -52,7 +52,7 @@ class Damage(NamedTuple):
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file atomically: readers see the old content or the new one, also after a power cut."""
+    """Write a file atomically: readers see the old content or the new one, even after a power cut."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -159,7 +159,7 @@ def recorded_parts(manifest: Mapping[str, Any]) -> dict[str, FileRecord]:
 
 
 def changed_setting(config: Mapping[str, Any], manifest: Mapping[str, Any]) -> str | None:
-    """The first setting in which `config.json` differs from the checkpoint, in words; None if there is none."""
+    """The first setting in which `config.json` differs from the checkpoint, as a sentence; None if there is none."""
     trained = manifest.get("config")
     if not isinstance(trained, dict):
         return None
@@ -197,7 +197,7 @@ def read_part(path: Path) -> pd.DataFrame:
 def damage(folder: Path, rounds: int, recorded: Mapping[str, FileRecord]) -> list[Damage]:
     """Missing, damaged and overlapping parts among the metrics of the first `rounds` rounds.
 
-    Where parts overlap, those in `recorded` are taken and the others reported.
+    If parts overlap, those in `recorded` are kept and the others reported.
     """
     found, covered = [], list[tuple[int, int]]()
     for first, last, path in sorted(parts(folder), key=lambda part: (part[2].name not in recorded, part)):
@@ -220,7 +220,7 @@ def damage(folder: Path, rounds: int, recorded: Mapping[str, FileRecord]) -> lis
 def _fault(path: Path, first: int, last: int, record: FileRecord | None) -> str | None:
     try:
         if record is not None:
-            return None if record_file(path) == record else f"{path.name} is not what was written"
+            return None if record_file(path) == record else f"{path.name} has changed since it was written"
         rows = read_part(path)
     except (OSError, ValueError):
         return f"{path.name} cannot be read"
@@ -267,5 +267,5 @@ def member_score(late: pd.DataFrame) -> float:
 
 
 def score_digits(value: float) -> float:
-    """Six significant digits. Returns are float32: beyond them, equal members would differ by rounding noise."""
+    """Round to six significant digits. Returns are float32, so further digits are rounding noise."""
     return float(f"{value:.6g}")

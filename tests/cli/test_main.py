@@ -159,8 +159,8 @@ REFUSED: list[tuple[list[str], list[str]]] = [
         ["train", "four-rooms", "--population", "vmap"],
         ["population: got 'vmap' on a CPU", "wait for ever", "'force-vmap'"],
     ),
-    (["resume", "no/such/run"], ["no/such/run is not a run folder"]),
-    (["eval", "no/such/run"], ["is not a run folder"]),
+    (["resume", "no/such/run"], ["expected a run folder, got no/such/run"]),
+    (["eval", "no/such/run"], ["expected a run folder"]),
     (["envs", "gymnas"], ["backend: expected one of 'four-rooms', 'gymnax'", "got 'gymnas'"]),
     (["study", "four-room"], ["'four-rooms'"]),
 ]
@@ -360,5 +360,5 @@ def test_what_cannot_be_filmed_is_said_before_evaluating(
     capsys.readouterr()
     monkeypatch.setattr(nextpolicy.Run, "evaluate", lambda *_, **__: pytest.fail("it was evaluated"))
     said = complaint(capsys, "eval", str(probe), "--video", str(tmp_path / "film.gif"))
-    assert "video: expected an environment that can draw itself, got probe/constant, which cannot" in said
+    assert "video: expected an environment that can render, got probe/constant, which cannot" in said
     assert not (tmp_path / "film.gif").exists()

@@ -70,7 +70,7 @@ def test_a_suite_of_ones_own(tmp_path):
         ('environments = ["probe/a"]\nalgo = "pppo"', "algo: expected one or several of ppo, got 'pppo'"),
         ('environments = ["probe/a"]\npreset = "papr"', "preset: got 'papr'.*did you mean 'paper'"),
         ('environments = ["probe/a"]\n[fields]\nlearning_rat = 1', "unknown field 'learning_rat'.*learning_rate"),
-        ('environments = ["probe/a"]\n[fields]\nseeds = 1', "seeds: expected outside of the tables of fields"),
+        ('environments = ["probe/a"]\n[fields]\nseeds = 1', "seeds: expected as a key of the suite, got it in a table"),
         ('environments = ["probe/a"]\n[fields]\ngamma = 2', "gamma: expected a number in, got 2"),
         ('environments = ["probe/a"]\nfields = 3', "fields: expected a table, got 3"),
         ('environments = ["probe/a"]\nevaluate_episodes = -1', "evaluate_episodes: got -1"),

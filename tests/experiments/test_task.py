@@ -91,4 +91,4 @@ def test_a_folder_that_another_process_holds_is_left_to_it(tmp_path):
     RunFolder.create(task.path, task.config, {"custom": []}).unlock()
     with open(Path(task.path) / ".lock") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        assert run_task(task, never, silent) == Outcome("running", "another process has it")
+        assert run_task(task, never, silent) == Outcome("running", "in another process")

@@ -429,7 +429,7 @@ def test_all_but_the_episodes_continues_exactly_after_a_resume(tmp_path, capsys)
     assert stopped.status()["rounds_done"] == 10
     assert_same(saved(job, stopped, 10), fetch(jax.tree.map(np.asarray, train(job, [10])[0])))
     run = nextpolicy.resume(tmp_path / "stopped", env_fn=Bandit, quiet=True)
-    assert "cannot save its state: episodes restart, all else goes on from round 10" in capsys.readouterr().err
+    assert "cannot save its state: episodes restart, training resumes at round 10" in capsys.readouterr().err
     assert run.status["state"] == "finished"
     assert_same(saved(job, whole, 30), saved(job, stopped, 30))
     ours, theirs = run.metrics, nextpolicy.load(tmp_path / "whole", env_fn=Bandit).metrics
@@ -443,16 +443,16 @@ def test_a_resume_with_another_environment_is_one_line_and_may_be_tried_again(tm
     wider = partial(Spaces, spaces.Box(0, 1, (3,)), Counter.action_space)
     held = []  # as an interactive session holds the last error, and with it whatever its frames hold
     for env_fn, words in (
-        (None, "was trained with its own env_fn; give the same again"),
+        (None, "was trained with a custom env_fn; pass the same again"),
         ("Counter", "env_fn: expected a callable that makes one Gymnasium environment, got 'Counter'"),
-        (wider, r"its agent.* is \(1, 1.*\), this program's \(1, 3.*\); takes the environment and networks it was"),
+        (wider, r"agent.*: expected shape \(1, 3.*\), got \(1, 1.*\); use the environment and networks it was"),
     ):
         with pytest.raises(ValueError, match=words) as caught:
             nextpolicy.resume(tmp_path / "run", env_fn=env_fn, quiet=True)
         assert "\n" not in str(caught.value)
         held.append(caught)
     assert nextpolicy.resume(tmp_path / "run", env_fn=Counter, quiet=True).status["state"] == "finished"
-    with pytest.raises(ValueError, match="takes the environment and networks it was saved with"):
+    with pytest.raises(ValueError, match="use the environment and networks it was saved with"):
         nextpolicy.load(tmp_path / "run", env_fn=wider).evaluate(1)
 
 
@@ -544,7 +544,7 @@ def test_the_library_trains_evaluates_and_acts_on_a_callable(tmp_path):
     assert table["episodes"][0] == 12
     assert table["length"][0] == 1
     assert int(run.policy()(np.full(1, 0.5, np.float32))) == 1
-    with pytest.raises(ValueError, match="was trained with its own env_fn; give the same again"):
+    with pytest.raises(ValueError, match="was trained with a custom env_fn; pass the same again"):
         nextpolicy.load(tmp_path / "r").policy()
 
 
@@ -561,7 +561,7 @@ def test_bad_combinations_are_one_line():
         with pytest.raises(ValueError, match=r"expected a gymnax-style .*; pass a Gymnasium environment as env_fn"):
             nextpolicy.train(wrong)
     for mine in ({"env": "gym/CartPole-v1"}, {"env": "gymnax/CartPole-v1"}, {"env_fn": Counter}):
-        with pytest.raises(ConfigError, match="env_params: expected an environment object with them"):
+        with pytest.raises(ConfigError, match="env_params: expected an environment object as env"):
             nextpolicy.train(**mine, env_params=object())
     with pytest.raises(ConfigError, match="got an observer"):
         make_job(tiny(env="gym/CartPole-v1"), observer=lambda setup, state: None)

@@ -166,7 +166,7 @@ def test_a_run_without_a_checkpoint_says_so(run: nextpolicy.Run, tmp_path: Path)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "metrics").mkdir()
     (tmp_path / "config.json").write_bytes((run.path / "config.json").read_bytes())
-    with pytest.raises(RunError, match="no whole checkpoint yet"):
+    with pytest.raises(RunError, match="no intact checkpoint yet"):
         nextpolicy.load(tmp_path).policy()
 
 
@@ -254,7 +254,7 @@ def test_ones_own_environment_networks_and_criterion(tmp_path: Path) -> None:
     assert run.policy()(np.asarray([0.0, 1.0], np.float32)) == 1
     # What was given as objects cannot be read from a folder: it must be given again.
     with pytest.raises(
-        RunError, match="was trained with its own actor, criterion, criterion_params, critic, env, env_params"
+        RunError, match="was trained with a custom actor, criterion, criterion_params, critic, env, env_params"
     ):
         nextpolicy.load(run.path).snapshot()
     with pytest.raises(TypeError, match=r"got actr"):

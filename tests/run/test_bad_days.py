@@ -149,7 +149,7 @@ def test_a_run_with_objects_of_the_callers_loads_without_them(tmp_path: Path) ->
     assert len(run.metrics) == 2
     assert len(run.scores()) == 1
     assert cli.main(["report", str(run.path), "--out", str(tmp_path / "r.html"), "--page-only"]) == 0
-    with pytest.raises(RunError, match="was trained with its own env_fn; give the same again"):
+    with pytest.raises(RunError, match="was trained with a custom env_fn; pass the same again"):
         run.policy()
     assert nextpolicy.load(run.path, env_fn=make).policy() is not None
 
@@ -167,9 +167,9 @@ def test_an_early_part_that_is_lost_costs_no_training(
     before = contents(run / "checkpoints")
     resumed = nextpolicy.resume(run, quiet=True)
     said = capsys.readouterr().err
-    assert "metrics of round 2 are damaged (part-00000002-00000002.parquet is not what was written)" in said
-    assert "set aside as part-00000002-00000002.damaged" in said
-    assert "no checkpoint is left before them, `nextpolicy resume" in said
+    assert "metrics of round 2 are damaged (part-00000002-00000002.parquet has changed since it was written)" in said
+    assert "renamed to part-00000002-00000002.damaged" in said
+    assert "there is no earlier checkpoint; `nextpolicy resume" in said
     assert (run / "metrics" / "part-00000002-00000002.damaged").read_bytes() == b"garbage"
     assert before.items() <= contents(run / "checkpoints").items()
     assert set(resumed.partial_metrics()["round"]) == set(range(10)) - {2}
@@ -194,7 +194,7 @@ def test_the_last_part_of_a_finished_run_is_missed_and_computed_again(
     assert "metrics of round 9 are missing; `nextpolicy resume" in capsys.readouterr().err
     before = contents(run / "checkpoints" / "00000009") | contents(run / "checkpoints" / "00000010")
     assert_same_run(nextpolicy.resume(run, quiet=True), whole)
-    assert "computing them again from round 9" in capsys.readouterr().err
+    assert "recomputing them from round 9" in capsys.readouterr().err
     assert contents(run / "checkpoints" / "00000009") | contents(run / "checkpoints" / "00000010") == before
     assert cli.main(["report", str(run), "--out", str(run.parent / "r.html"), "--page-only"]) == 0
 
@@ -207,8 +207,8 @@ def test_what_lies_after_a_checkpoint_is_computed_again(
         part(run, first).unlink()
     resumed = nextpolicy.resume(run, quiet=True)
     said = capsys.readouterr().err
-    assert "metrics of rounds 7 to 8 are missing; no checkpoint is left before them" in said
-    assert "metrics of round 9 are missing; computing them again from round 9" in said
+    assert "metrics of rounds 7 to 8 are missing; there is no earlier checkpoint" in said
+    assert "metrics of round 9 are missing; recomputing them from round 9" in said
     assert set(resumed.partial_metrics()["round"]) == set(range(10)) - {7, 8}
     assert_same_run(nextpolicy.resume(run, quiet=True, recompute_metrics=True), whole)
 
@@ -226,7 +226,7 @@ def test_no_flipped_bit_in_a_part_goes_unnoticed(run: Path, flips: int) -> None:
         path = draw.choice(parts)
         good = path.read_bytes()
         flipped(path, draw.randrange(8 * len(good)))
-        with pytest.raises(RunError, match=r"is not what was written"):
+        with pytest.raises(RunError, match=r"has changed since it was written"):
             _ = nextpolicy.load(run).metrics
         path.write_bytes(good)
     assert len(nextpolicy.load(run).metrics) == 10
@@ -239,7 +239,7 @@ def test_a_run_of_a_version_without_records_still_loads_and_resumes(whole: nextp
     RunFolder(run).set_status("running", rounds_done=9)
     assert_same_run(nextpolicy.resume(run, quiet=True), whole)
     flipped(part(run, 3), 8 * 40)
-    with pytest.raises(RunError, match="is not what was written"):
+    with pytest.raises(RunError, match="has changed since it was written"):
         _ = nextpolicy.load(run).metrics
 
 
@@ -248,7 +248,7 @@ def test_a_finished_run_without_a_whole_checkpoint_is_left_alone(run: Path) -> N
         (run / "checkpoints" / name / "manifest.ocdbt").unlink()
     before = contents(run / "metrics")
     for _ in range(2):
-        with pytest.raises(RunError, match="is finished but has no whole checkpoint"):
+        with pytest.raises(RunError, match="is finished but has no intact checkpoint"):
             nextpolicy.resume(run, quiet=True)
         assert contents(run / "metrics") == before
         assert RunFolder(run).status()["state"] == "finished"
@@ -266,7 +266,7 @@ def test_an_older_policy_is_not_taken_for_that_of_a_finished_run(whole: nextpoli
 
 def test_a_changed_setting_is_named_and_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     change_json(run / "config.json", learning_rate=0.5)
-    changed = r"learning_rate is 0\.5 in config\.json and 0\.00025 in the checkpoint; put it back"
+    changed = r"learning_rate is 0\.5 in config\.json and 0\.00025 in the checkpoint; restore it"
     with pytest.raises(RunError, match=changed):
         nextpolicy.resume(run, quiet=True)
     with pytest.raises(RunError, match=changed):
@@ -375,7 +375,7 @@ def test_a_saved_state_that_is_not_finite_is_passed_over(
     checkpoint.save(run / "checkpoints", 10, state._replace(agent=infinite), 2, about)
     RunFolder(run).set_status("running", rounds_done=10)
     assert_same_run(nextpolicy.resume(run, quiet=True), whole)
-    assert "checkpoint 10 holds values that are not finite; falling back" in capsys.readouterr().err
+    assert "checkpoint 10 contains values that are not finite; falling back" in capsys.readouterr().err
 
 
 def _infinite(snapshot: Any) -> Any:

@@ -21,7 +21,8 @@ from nextpolicy.experiments.suite import SuiteError
 from nextpolicy.experiments.task import Task, state_of
 from nextpolicy.loop import population
 from nextpolicy.report import runs as report
-from nextpolicy.run import api, metrics, training
+from nextpolicy.run import api, metrics
+from nextpolicy.run import job as jobs
 from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.run import Run
 
@@ -108,7 +109,7 @@ def test_what_was_right_is_taken_as_it_was() -> None:
 @pytest.mark.parametrize("env", ["four-rooms", "gymnax/CartPole-v1", "gym/CartPole-v1", "probe/nan"])
 @pytest.mark.parametrize("options", [{"time_limit": 10**12}, {"env": 1}, {"name": 1}, {"start": "x"}, {"gravity": "x"}])
 def test_options_that_an_environment_cannot_be_made_with_are_one_line(env: str, options: dict[str, Any]) -> None:
-    one_line((ValueError, RuntimeError), lambda: training.make_job(presets.build(env, env_options=options)))
+    one_line((ValueError, RuntimeError), lambda: jobs.make_job(presets.build(env, env_options=options)))
 
 
 def test_steps_past_an_int32_stay_exact(tmp_path: Path) -> None:
@@ -131,16 +132,16 @@ def test_room_is_made_for_no_more_rounds_than_are_run_at_once(
     monkeypatch: pytest.MonkeyPatch, block_rounds: int, total_env_steps: int, room: int
 ) -> None:
     seen = []
-    monkeypatch.setattr(training, "build_program", lambda *_, capacity, **__: seen.append(capacity))
+    monkeypatch.setattr(jobs, "build_program", lambda *_, capacity, **__: seen.append(capacity))
     fields = {**SMALL, "block_rounds": block_rounds, "total_env_steps": total_env_steps}
-    training.make_job(presets.build("probe/action", **fields)).program()
+    jobs.make_job(presets.build("probe/action", **fields)).program()
     assert seen == [room]
 
 
 @pytest.mark.allow_rank_promotion
 @pytest.mark.allow_key_reuse
 def test_a_block_longer_than_there_is_room_for_is_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "MOST_ROUNDS", 4)
+    monkeypatch.setattr(jobs, "MAX_ROUNDS", 4)
     run = nextpolicy.train("probe/action", out=tmp_path / "run", quiet=True, block_rounds=10**9, **{**SMALL, **SIMPLE})
     assert [(first, last) for first, last, _ in metrics.parts(run.path / "metrics")] == [(0, 3), (4, 5)]
     assert run.metrics["round"].tolist() == list(range(6))
@@ -371,7 +372,7 @@ def test_the_name_of_the_mode_does_not_change_the_program(monkeypatch: pytest.Mo
 
     def text_of(population: str) -> str:
         config = presets.build("probe/action", seeds=2, population=population, **SMALL)
-        job = training.make_job(config)
+        job = jobs.make_job(config)
 
         def lower(function: Any, arguments: Any, donated: int) -> Any:
             raise Seen(function.lower(*arguments).as_text())

@@ -36,5 +36,5 @@ def test_python_uses_all_cores_or_says_so(tmp_path: Path, when: str) -> None:
     devices, rows = map(int, done.stdout.split())
     assert rows == 4
     assert devices == (CORES if when == "early" else 1)
-    line = f'training on 1 of {CORES} cores, since JAX was in use already; `jax.config.update("jax_num_cpu_devices"'
+    line = f"training on 1 of {CORES} cores because JAX was already initialised; to use all, call `jax.config"
     assert (line in done.stderr) == (when == "late")

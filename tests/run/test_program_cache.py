@@ -133,7 +133,7 @@ def test_a_folder_that_others_may_change_is_not_used(
     said = capsys.readouterr().err.splitlines()
     where = folder.parent if fault == "owner" and which == "xla" else folder
     assert len([line for line in said if str(where) + ":" in line]) == 1, said
-    assert all("expected" in line and "programs are not kept" in line for line in said)
+    assert all("expected" in line and "programs are not cached" in line for line in said)
     assert not compiled_files()
 
 
@@ -172,7 +172,7 @@ def test_a_file_that_others_may_change_is_not_used(
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1, "once for a folder"
     assert "one: expected a regular file" in said[0]
-    assert "it is replaced" in said[0]
+    assert "it will be replaced" in said[0]
     program_cache.write(home / "one", b"a good program")
     assert program_cache.read(home / "one") == b"a good program"
 

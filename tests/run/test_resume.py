@@ -41,6 +41,27 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> nextpolicy.Run:
     return nextpolicy.train(**small(), out=tmp_path_factory.mktemp("runs") / "whole")
 
 
+def test_checkpoints_of_another_version_are_refused_in_one_line_and_its_metrics_are_not(
+    uninterrupted: nextpolicy.Run, tmp_path: Path
+) -> None:
+    """Version 0.1 wrote no `state_format`."""
+    old = tmp_path / "old"
+    shutil.copytree(uninterrupted.path, old)
+    for path in (old / "checkpoints").glob("*.json"):
+        manifest = runfiles.read_manifest(path)
+        runfiles.write_manifest(path, {k: v for k, v in manifest.items() if k not in ("state_format", "digest")})
+    run = nextpolicy.load(old)
+    assert run.scores().equals(uninterrupted.scores())
+    refusal = r"was written by nextpolicy \S+, whose checkpoints \S+ cannot read; install nextpolicy \S+ to resume"
+    with pytest.raises(RunError, match=refusal):
+        run.policy()
+    folder.RunFolder.open(old).set_status("stopped", rounds_done=10)
+    before = contents(old)
+    with pytest.raises(RunError, match=refusal):
+        nextpolicy.resume(old, quiet=True)
+    assert contents(old) == before, "a refused folder stays as it was"
+
+
 def killed_in(
     out: Path, patch: pytest.MonkeyPatch, module: Any, name: str, call: int, after: bool = False, **fields: Any
 ) -> None:
@@ -167,27 +188,27 @@ def part(run: Path, first: int) -> Path:
 
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "checkpoint cut short": (lambda r: truncate(largest(r / "checkpoints/00000006")), "checkpoint 6 is damaged"),
-    "checkpoint bit flipped": (lambda r: flip_a_bit(largest(r / "checkpoints/00000006")), "has other content"),
+    "checkpoint bit flipped": (lambda r: flip_a_bit(largest(r / "checkpoints/00000006")), "has different content"),
     "checkpoint file gone": (lambda r: largest(r / "checkpoints/00000006").unlink(), "is missing"),
     "manifest cut short": (lambda r: truncate(r / "checkpoints/00000006.json"), "manifest cannot be read"),
     "manifest is a list": (lambda r: (r / "checkpoints/00000006.json").write_text("[1]"), "manifest cannot be read"),
     "manifest is bytes": (lambda r: (r / "checkpoints/00000006.json").write_bytes(b"\xff\xfe"), "cannot be read"),
     "all checkpoints cut short": (
         lambda r: [truncate(largest(r / f"checkpoints/0000000{n}")) for n in (5, 6)],
-        "starting again from round 0",
+        "restarting from round 0",
     ),
     "last part cut short": (
         lambda r: truncate(part(r, 5)),
-        "metrics of round 5 are damaged (part-00000005-00000005.parquet is not what was written)",
+        "metrics of round 5 are damaged (part-00000005-00000005.parquet has changed since it was written)",
     ),
     "last part gone": (
         lambda r: part(r, 5).unlink(),
-        "metrics of round 5 are missing; computing them again from round 5",
+        "metrics of round 5 are missing; recomputing them from round 5",
     ),
-    "part is garbage": (lambda r: part(r, 5).write_bytes(b"no"), "set aside as part-00000005-00000005.damaged"),
+    "part is garbage": (lambda r: part(r, 5).write_bytes(b"no"), "renamed to part-00000005-00000005.damaged"),
     "first part gone": (
         lambda r: part(r, 0).unlink(),
-        "metrics of round 0 are missing; computing them again from round 0",
+        "metrics of round 0 are missing; recomputing them from round 0",
     ),
     "manifest names no sizes": (
         lambda r: (r / "checkpoints/00000006.json").write_text('{"files": {"x": 1}}'),
@@ -298,7 +319,7 @@ def test_a_checkpoint_of_another_program_is_refused(interrupted: Path, tmp_path:
     del state.agent.params["actor"]["params"]["torso"]["LayerNorm_0"]
     for rounds in (5, 6):
         checkpoint.save(checkpoints, rounds, state, keep=2)
-    with pytest.raises(RunError, match=r"its state differs from this program's at .*LayerNorm_0"):
+    with pytest.raises(RunError, match=r"got a difference at .*LayerNorm_0"):
         nextpolicy.resume(run, quiet=True)
 
 

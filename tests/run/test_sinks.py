@@ -72,7 +72,7 @@ def test_a_missing_extra_is_one_line(
 ) -> None:
     sinks.check(config())
     monkeypatch.setitem(sys.modules, package, None)
-    words = rf"^{field}: needs {package}, which is not installed; pip install -e '\.\[{field}\]' in a checkout"
+    words = rf"^{field}: {package} is not installed; pip install -e '\.\[{field}\]' in a checkout"
     for refuse in (lambda c: sinks.check(c), lambda c: sinks.make(c, tmp_path / "run")):
         with pytest.raises(ConfigError, match=words):
             refuse(config(**{field: value}))

@@ -103,7 +103,7 @@ def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path, capsys: pyte
         assert traces == 1
         np.testing.assert_array_equal(state["x"], [0.0, 2.0, 4.0])
     (said,) = capsys.readouterr().err.splitlines()
-    assert "expected a folder that only you may write, got mode 777" in said
+    assert "expected a folder that only you can write to, got mode 777" in said
 
 
 def test_a_program_for_other_shapes_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,7 @@ def complaint(capsys, *arguments):
         (["four-rooms", "--seeds", "0"], "seeds: expected .*, got 0"),
         (["four-rooms", "--seedz", "2"], "unknown option '--seedz'; did you mean '--seeds'"),
         (["four-rooms", "--algo", "ppo"], "unknown option '--algo'"),
-        (["four-rooms", "--resume", "nowhere"], "nowhere is not a run folder"),
+        (["four-rooms", "--resume", "nowhere"], "expected a run folder, got nowhere"),
         (["four-rooms", "--resume", "nowhere", "--seeds", "2"], "--resume: expected no other settings"),
         (["theory", "--cases", "0"], "cases: expected .*, got 0"),
         (["theory", "--repeats", "0"], "repeats: expected .*, got 0"),

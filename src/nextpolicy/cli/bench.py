@@ -9,11 +9,11 @@ from pathlib import Path
 
 from nextpolicy.cli.parsing import Parser
 
-MOST_SECONDS = 86_400  # of one measurement
+MAX_SECONDS = 86_400  # per measurement
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure and print; `--out` keeps every number as JSON."""
+    """Run the measurements and print a table; `--out` also writes all results as JSON."""
     from nextpolicy.run import processes
 
     processes.use_all_cores()
@@ -48,8 +48,8 @@ def _check(options: argparse.Namespace, names: Sequence[str]) -> None:
         raise ConfigError(f"out: expected a new file, got {options.out}, which exists; nothing was written")
     if options.out and not Path(options.out).absolute().parent.is_dir():
         raise ConfigError(f"out: expected a file in an existing folder, got {options.out}")
-    if not 0 < options.seconds <= MOST_SECONDS:
-        raise ConfigError(f"seconds: expected a positive number of at most {MOST_SECONDS}, got {options.seconds}")
+    if not 0 < options.seconds <= MAX_SECONDS:
+        raise ConfigError(f"seconds: expected a positive number of at most {MAX_SECONDS}, got {options.seconds}")
     for name in ("compile_threads", "repeats"):
         whole(name, getattr(options, name), 1, 1000)
     if options.until_return is not None and not math.isfinite(options.until_return):
@@ -70,21 +70,21 @@ def _pythons(pairs: Sequence[str]) -> dict[str, str]:
 def _parser() -> Parser:
     from nextpolicy.bench.comparison import ELSEWHERE, OWN, PEERS
 
-    text = "Compare contenders on the same work: they take turns on warm programs; compile time is counted separately."
+    text = "Compare contenders on the same work. They are timed in turns; compile time is reported separately."
     parser = Parser(prog="nextpolicy bench", description=text)
     add = parser.add_argument
     add("work", nargs="+", metavar="ENV[:MEMBERS[:NAME=VALUE...]]", help="Environments, measured one after another.")
     add("--contenders", default="ppo,sv-dynamic,sv-static,simulator", help=f"Some of {', '.join(OWN + PEERS)}.")
-    add("--members", default="1", help="Numbers of members where a work gives none, e.g. 1,4,12,36.")
-    add("--num-envs", default="", help="Numbers of environments to measure with, e.g. 64,256.")
+    add("--members", default="1", help="Numbers of members for works that specify none, e.g. 1,4,12,36.")
+    add("--num-envs", default="", help="Numbers of parallel environments, e.g. 64,256.")
     add("--purejaxrl", metavar="PATH", help="Checkout of PureJaxRL, for the contender purejaxrl.")
-    text = f"Interpreter of a peer with a virtual environment of its own: {', '.join(ELSEWHERE)}."
+    text = f"Python interpreter of a peer with its own virtual environment: {', '.join(ELSEWHERE)}."
     add("--peer-python", nargs="+", default=[], action="extend", metavar="NAME=PATH", help=text)
-    add("--seconds", type=float, default=3.0, help="Intended length of one measurement.")
-    add("--repeats", type=int, default=3, help="Turns of each contender; the median counts.")
-    add("--until-return", type=float, metavar="R", help="Also the time until a round's mean episode return is R.")
-    text = "Compile all works side by side before measuring; with 1, each right before it is measured."
+    add("--seconds", type=float, default=3.0, help="Intended seconds per measurement.")
+    add("--repeats", type=int, default=3, help="Measurements per contender; the median is reported.")
+    add("--until-return", type=float, metavar="R", help="Also measure the time until the mean return reaches R.")
+    text = "Compile all works in N threads before measuring; with 1, compile each just before it is measured."
     add("--compile-threads", type=int, default=1, metavar="N", help=text)
     add("--set", nargs="+", default=[], metavar="NAME=VALUE", help="Fields of the configuration for every work.")
-    add("--out", help="New JSON file for every number.")
+    add("--out", help="New JSON file for all results.")
     return parser

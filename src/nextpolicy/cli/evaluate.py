@@ -8,12 +8,12 @@ from nextpolicy.cli.parsing import Parser
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print a table of returns, and write the video if asked for."""
+    """Print a table of returns and record the video if requested."""
     parser = Parser(prog="nextpolicy eval", description="Evaluate the policies of a run over whole episodes.")
     parser.add_argument("run", help="Run folder.")
     parser.add_argument("--policy", default="target", help="target or behaviour.")
     parser.add_argument("--episodes", type=int, default=100, help="Episodes per member.")
-    parser.add_argument("--num-envs", type=int, help="Environments that share the episodes; default one for each.")
+    parser.add_argument("--num-envs", type=int, help="Parallel environments; default one per episode.")
     parser.add_argument("--greedy", action="store_true", help="Take the most probable action instead of sampling.")
     parser.add_argument("--seed", type=int, default=0, help="Seed of the evaluation.")
     parser.add_argument("--video", help="Record one episode of --member to this .gif or .mp4 file.")
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> None:
     from nextpolicy.run import api, video
 
     run = api.load(options.run, trust=options.trust_module)
-    if options.video:  # check all that could fail after the evaluation
+    if options.video:  # detect errors before the evaluation, which takes long
         video.check_target(options.video)
         video.check_drawable(run)
         run.snapshot(options.policy, options.member)

@@ -17,7 +17,7 @@ from nextpolicy.cli.parsing import check_choice
 
 
 class Command(NamedTuple):
-    """A command: its module in this package, and what it does."""
+    """A command: its module in this package and its help text."""
 
     module: str
     help: str
@@ -30,8 +30,8 @@ COMMANDS = {
     "envs": Command("envs", "list environments"),
     "bench": Command("bench", "measure speed against the simulator alone and other libraries"),
     "suite": Command("suite", "run an experiment over many environments, and show its progress"),
-    "report": Command("report", "tables, figures and a page from run folders"),
-    "study": Command("study", "exact studies: four-rooms, theory"),
+    "report": Command("report", "write tables, figures and a page from run folders"),
+    "study": Command("study", "run an exact study: four-rooms or theory"),
 }
 
 
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0, or 2 after one line on stderr."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["study"]:
-        # Studies solve many small systems, on which more threads only wait. NumPy reads this when it is imported.
+        # Studies solve many small systems, for which more threads do not help. NumPy reads this on import.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         _dispatch(_without_help_command(arguments))
@@ -83,10 +83,10 @@ def _one_line(error: BaseException) -> str:
 
 
 def program() -> NoReturn:
-    """The entry point of the program. A second ctrl-C ends it at once and without a traceback."""
+    """The entry point of the program. A second ctrl-C ends it immediately, without a traceback."""
     from nextpolicy.run import interrupt
 
     interrupt.exit_on_second_signal()
     code = main()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # only Python's own shutdown is left
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # only Python's own shutdown remains
     sys.exit(code)

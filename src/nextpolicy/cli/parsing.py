@@ -1,4 +1,4 @@
-"""What the commands share: a strict parser, and options that several of them have."""
+"""A strict argument parser, and options that several commands share."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import NoReturn
 
 
 class UsageError(ValueError):
-    """A wrong command line. The message is one line."""
+    """The command line is invalid. The message is one line."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises `UsageError`, takes no abbreviations and suggests the nearest option."""
+    """An argument parser that raises `UsageError`, accepts no abbreviations and suggests the nearest option."""
 
     def __init__(self, prog: str, description: str, epilog: str | None = None) -> None:
         super().__init__(prog=prog, description=description, epilog=epilog, allow_abbrev=False)
@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def add_fields(self, skip: Collection[str], several: Collection[str] = ()) -> None:
-        """One option for each field of the configuration; those in `several` take several NAME=VALUE."""
+        """Add an option for each field of the configuration; those in `several` accept multiple NAME=VALUE."""
         from nextpolicy.config import FIELDS, describe
 
         group = self.add_argument_group("fields")
@@ -49,19 +49,19 @@ class Parser(argparse.ArgumentParser):
                 )
 
     def add_trust(self, ids: str) -> None:
-        """`--trust-module` for these environment ids."""
-        text = f"Module that {ids} may import, which runs its code; may be repeated."
+        """Add `--trust-module` for these environment ids."""
+        text = f"Module that {ids} may import; importing it runs its code. May be repeated."
         self.add_argument("--trust-module", action="append", default=[], metavar="MODULE", help=text)
 
     def add_processes(self) -> None:
-        """Options of a run over several processes; `join_processes` acts on them."""
+        """Add the options of a run over several processes, which `join_processes` reads."""
         self.add_argument("--coordinator", help="host:port of process 0, for a run over several processes or hosts.")
         self.add_argument("--num-processes", type=int, help="Number of processes, with --coordinator.")
         self.add_argument("--process-id", type=int, help="Index of this process, with --coordinator.")
 
 
 def check_choice(what: str, got: str, known: Iterable[str]) -> None:
-    """Raise unless `got` is one of the known words."""
+    """Raise unless `got` is in `known`."""
     from nextpolicy.config import nearest
 
     known = list(known)
@@ -70,7 +70,7 @@ def check_choice(what: str, got: str, known: Iterable[str]) -> None:
 
 
 def join_processes(options: argparse.Namespace) -> None:
-    """Join a multi-process run, or else use all cores. Must come before anything touches a device."""
+    """Join a multi-process run, or else use all cores. Must be called before JAX initialises its devices."""
     from nextpolicy.config import whole
     from nextpolicy.run import processes
 

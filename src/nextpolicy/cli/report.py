@@ -9,7 +9,7 @@ from nextpolicy.cli.parsing import Parser
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write the report, or serve it while runs go on."""
+    """Write the report, or serve a live page."""
     parser = Parser(prog="nextpolicy report", description="Tables, figures and a page from run folders.")
     parser.add_argument("paths", nargs="+", metavar="PATH", help="Run folders, or folders that contain some.")
     parser.add_argument("--out", default="report.html", help="The page; default report.html.")
@@ -17,9 +17,9 @@ def main(arguments: Sequence[str]) -> None:
         "--files", help="Folder for tables (md, csv, tex) and figures (svg, png); default next to --out."
     )
     parser.add_argument("--page-only", action="store_true", help="Write no tables and figures.")
-    parser.add_argument("--title", default="", help="Heading of the page; default: what is compared.")
+    parser.add_argument("--title", default="", help="Heading of the page; by default, what is compared.")
     parser.add_argument("--allow-mixed", action="store_true", help="Compare runs even if their settings differ.")
-    text = "Draw runs with missing metrics; they are left out of the statistics."
+    text = "Plot runs with missing metrics; they are excluded from the statistics."
     parser.add_argument("--allow-gaps", action="store_true", help=text)
     parser.add_argument("--watch", action="store_true", help="Serve a live page on this machine; write no files.")
     parser.add_argument("--port", type=int, default=8765, help="Port of --watch on 127.0.0.1; 0 picks a free one.")

@@ -10,7 +10,7 @@ from nextpolicy.cli.train import print_scores
 
 def main(arguments: Sequence[str]) -> None:
     """Continue a run to its end, and print the scores."""
-    parser = Parser(prog="nextpolicy resume", description="Continue a run from its newest whole checkpoint.")
+    parser = Parser(prog="nextpolicy resume", description="Continue a run from its newest intact checkpoint.")
     parser.add_argument("run", help="Run folder.")
     parser.add_argument("--quiet", action="store_true", help="Show no progress.")
     parser.add_processes()

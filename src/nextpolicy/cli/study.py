@@ -14,7 +14,7 @@ _FIXED = ("env", "env_options", "algo", "total_env_steps", "sweep")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run a study, print its main results and where its report is."""
+    """Run a study, then print its main results and the path of its report."""
     studies = {"four-rooms": _four_rooms, "theory": _theory}
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: nextpolicy study {{{','.join(studies)}}} ...   (see `nextpolicy study four-rooms --help`)")

@@ -1,4 +1,4 @@
-"""`nextpolicy suite list|run|status`: what suites there are, run one, show its progress."""
+"""`nextpolicy suite list|run|status`: list suites, run one, show its progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nextpolicy.experiments.task import Task
 if TYPE_CHECKING:
     from nextpolicy.experiments.execution import Outcome
 
-MOST_SECONDS = 366 * 24 * 3600  # of a budget
+MAX_SECONDS = 366 * 24 * 3600  # of a budget
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -74,7 +74,9 @@ def _run_parser() -> Parser:
     _add_common(parser)
     parser.add_argument("--engine", default="local", help="local (one environment after another) or ray.")
     parser.add_argument("--budget", help="Stop at a checkpoint within this time, e.g. 25m; the same command continues.")
-    parser.add_argument("--only", action="append", default=[], metavar="ENV", help="Only this one; may be repeated.")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="ENV", help="Run only this one; may be repeated."
+    )
     parser.add_argument("--quiet", action="store_true", help="Show only failures.")
     parser.add_trust("an environment id of a TOML file")
     parser.add_argument("--ray-address", help="Address of a Ray cluster; default: RAY_ADDRESS, or start one here.")
@@ -128,6 +130,6 @@ def seconds(text: str) -> float:
     number = r"(\d+(?:\.\d+)?)"
     parts = re.fullmatch(f"(?:{number}h)?(?:{number}m)?(?:{number}s)?", text)
     total = sum(float(n) * unit for n, unit in zip(parts.groups(), (3600, 60, 1), strict=True) if n) if parts else 0.0
-    if not 0 < total < MOST_SECONDS:
+    if not 0 < total < MAX_SECONDS:
         raise SuiteError(f"budget: expected a time such as 25m, 90s or 1h30m, got {text!r}")
     return total

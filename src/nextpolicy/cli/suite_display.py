@@ -1,4 +1,4 @@
-"""How a suite is shown: its status as a table, and its progress as bars on a terminal or as lines elsewhere."""
+"""Display of a suite: its status as a table, and its progress as bars on a terminal or as lines elsewhere."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def status_table(tasks: Sequence[Task]) -> str:
     rows = [("environment", "state", "rounds", "time left", "reason")]
     total = 0.0
     for task, state, rate in zip(tasks, states, rates, strict=True):
-        rate = rate or mean_rate  # of the others, where it has not started
+        rate = rate or mean_rate  # mean of the others if it has not started
         steps = (state.rounds - state.rounds_done) * task.config.batch_size * len(task.config.members())
         left = 0.0 if state.state == "done" else steps / rate if rate else math.nan
         total += left
@@ -59,7 +59,7 @@ def duration(seconds: float) -> str:
 
 
 class Silent:
-    """Failures only."""
+    """Shows only failures."""
 
     def __enter__(self) -> Self:
         return self
@@ -73,7 +73,7 @@ class Silent:
 
 
 class Lines(Silent):
-    """Plain text: every change of state, and a task's rounds at most twice a minute."""
+    """Prints every change of state, and the rounds of a task at most twice a minute."""
 
     every = 30.0
 
@@ -120,7 +120,7 @@ class Bars(Silent):
 
 
 def display(tasks: Sequence[Task], quiet: bool) -> Silent:
-    """The display for these tasks: silent, bars on a terminal, or lines."""
+    """Choose the display: silent if quiet, bars on a terminal, else lines."""
     if quiet:
         return Silent()
     return Bars(tasks) if sys.stderr.isatty() else Lines(tasks)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def parser() -> Parser:
-    """The options of the command: one for each field of the configuration, and those of the run."""
+    """The parser of the command, with one option for each field of the configuration."""
     from nextpolicy.config import FIELDS
     from nextpolicy.config.presets import PRESETS
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def print_scores(run: Run) -> None:
-    """Print the score of every member, in one process only."""
+    """Print the scores of all members, in process 0 only."""
     import jax
 
     if jax.process_index() == 0:

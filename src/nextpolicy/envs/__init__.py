@@ -1,1 +1,1 @@
-"""envs"""
+"""Environments: one module per backend, and the interface that they share."""

@@ -1,9 +1,9 @@
-"""Atari games by ale-py's vector environment: emulators in C++ threads, observations as bytes.
+"""Atari games in ale-py's vector environment: emulators in C++ threads, observations as bytes.
 
-With `episodic_life`, losing a life is a termination for learning, but the game goes on, and the score is that of the
+With `episodic_life`, losing a life is a termination for learning, but the game continues, and the score is that of the
 whole game. ale-py's own `episodic_life` starts a new game at every lost life, which changes the task, so lives are
-counted here. ale-py resets in a step of its own, which is marked as not valid. A thread waits for the emulators, so
-that one that hangs is noticed.
+counted here. ale-py resets in an extra step, which is marked as invalid. A thread waits for the emulators, so that a
+hanging one is noticed.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class AtariPool:
         return np.asarray(self._drawn)
 
     def close(self) -> None:
-        """Release the emulators. Their threads end with them, except where one hangs."""
+        """Release the emulators. Their threads end with them, unless one hangs."""
         self._emulators = []
         self._thread.stop()
 

@@ -1,4 +1,4 @@
-"""The interface between training and environments, inside XLA or on the host, and what all adapters share."""
+"""The interface of environments, inside XLA and on the host, and helpers that all adapters share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Discrete:
 
     n: int
     start: int = 0
-    dtype: DType = field(default=np.int32, compare=False)  # that the environment's own `step` takes
+    dtype: DType = field(default=np.int32, compare=False)  # of the environment's own actions
 
     def legal(self, action: ArrayT) -> ArrayT:
         """A policy's actions [N], counted from `start`."""
@@ -40,7 +40,7 @@ class Box:
     shape: tuple[int, ...]
     low: float | np.ndarray  # number or array of `shape`
     high: float | np.ndarray
-    dtype: DType = field(default=np.float32, compare=False)  # that the environment's own `step` takes
+    dtype: DType = field(default=np.float32, compare=False)  # of the environment's own actions
 
     def clip(self, action: Array) -> Array:
         """One action, not a batch, clipped to the bounds."""
@@ -54,7 +54,7 @@ class Box:
 
 
 def own_actions(space: Discrete | Box, action: np.ndarray) -> np.ndarray:
-    """A policy's actions [N, ...] in the form and type that the environment's own `step` takes.
+    """A policy's actions [N, ...] in the shape and type of the environment's own actions.
 
     Clipping in 64 bits keeps the bounds: rounding to the environment's type preserves order.
     """
@@ -63,13 +63,13 @@ def own_actions(space: Discrete | Box, action: np.ndarray) -> np.ndarray:
 
 
 def plain(obs: np.ndarray) -> np.ndarray:
-    """Observations in a type that every device has: floats as float32, bytes as bytes, other integers as int32."""
+    """Observations in a type that every device supports: floats as float32, uint8 as uint8, other integers as int32."""
     return obs.astype(np.float32) if obs.dtype.kind == "f" else obs if obs.dtype == np.uint8 else obs.astype(np.int32)
 
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What a policy needs to know about an environment.
+    """Description of an environment: its spaces and its time limit.
 
     An environment with few distinct observations lists them in `obs_table` [S, ...] and returns row numbers (int32,
     shape ()). The networks are then evaluated once per row instead of once per step; `obs_shape` and `obs_dtype`
@@ -89,8 +89,8 @@ class EnvSpec:
 class DeviceEnv(Protocol):
     """N environments as two pure functions, traceable by JAX; the population axis is mapped over both.
 
-    `step` resets finished environments itself and reports the true successor beside what the policy sees next.
-    An environment that can draw itself also has `render(state) -> uint8 [H, W, 3]` for the state of one environment.
+    `step` resets finished environments and returns the true successor beside the next observation. An environment that
+    can be rendered also has `render(state) -> uint8 [H, W, 3]` for the state of one environment.
     """
 
     spec: EnvSpec
@@ -105,7 +105,7 @@ class DeviceEnv(Protocol):
 
 
 class HostPool(Protocol):
-    """N running environments on the host: `send` actions, do something else, `recv` the step."""
+    """N running environments on the host: `send` starts a step, `recv` waits for it."""
 
     num_envs: int
 
@@ -122,27 +122,27 @@ class HostPool(Protocol):
         ...
 
     def render(self) -> np.ndarray:
-        """uint8 [H, W, 3] of the first environment; only of a pool started with `render=True`."""
+        """Image of the first environment, uint8 [H, W, 3]; the pool must have been started with `render=True`."""
         ...
 
     def close(self) -> None:
-        """Stop the environments and whatever runs them; may be called twice."""
+        """Stop the environments and their threads and processes; may be called twice."""
         ...
 
 
 class HostEnv(Protocol):
-    """A kind of environment that runs on the host: described here, started as many times as needed."""
+    """An environment that runs on the host; `start` may be called several times."""
 
     spec: EnvSpec
     groups: int  # pools per member, stepped in turn so that one acts while the others step
     resets_in_step: bool  # whether a finished environment is reset within the step that finishes it
 
     def start(self, num_envs: int, render: bool = False) -> HostPool:
-        """Environments of this kind, not yet reset."""
+        """A pool of `num_envs` environments, not yet reset."""
         ...
 
     def arrange(self, obs: Array) -> Array:
-        """Observations [N, ...] as pools give them in the layout and type that networks read; traceable by JAX."""
+        """Convert a pool's observations [N, ...] to the layout and type that networks read; traceable by JAX."""
         ...
 
 
@@ -152,13 +152,13 @@ def is_host_env(env: DeviceEnv | HostEnv) -> TypeIs[HostEnv]:
 
 
 class HostEnvError(RuntimeError):
-    """An environment on the host raised, hung or died: one line."""
+    """An environment on the host raised, hung or died; the message is one line."""
 
 
 def take_options(
     env_id: str, given: Mapping[str, object], defaults: Mapping[str, object], **choices: Sequence[str]
 ) -> dict[str, Any]:
-    """A value for each of `defaults`: of the default's type, and one of its `choices` if there are any."""
+    """The value of each option in `defaults`, checked to be of the default's type and one of its `choices`, if any."""
     return {name: _checked(env_id, name, given.get(name, d), d, choices.get(name)) for name, d in defaults.items()}
 
 
@@ -242,7 +242,7 @@ def auto_reset(
     terminated: Array,
     truncated: Array,
 ) -> tuple[PyTree, Step[Array]]:
-    """Restart the finished ones of N environments from a fresh `reset(key)`, keeping the true successor."""
+    """Reset those of N environments that have finished, with `reset(key)`, and keep their true successors."""
     truncated = truncated & ~terminated
     done = terminated | truncated
     fresh_state, fresh_obs = jax.vmap(reset)(jax.random.split(key, done.shape[0]))

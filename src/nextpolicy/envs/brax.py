@@ -1,9 +1,9 @@
 """Brax environments, batched, with our own time limit and auto-reset.
 
-A fresh start state costs a physics initialisation, too much to compute for each of N environments at every step. The
+A fresh start state needs a physics initialisation, which is too slow for each of N environments at every step. The
 state therefore carries a ring of start states: every step refills a sixteenth of it, and finished environments take the
 next entries in turn. No start is used twice as long as at most N/16 environments finish per step on average.
-`reset="cached"` does what Brax's own wrapper does: every environment always returns to its first state.
+`reset="cached"` is the behaviour of Brax's own wrapper: every environment always returns to its first state.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class BraxEnv:
         from brax.envs.base import State
 
         zero = jnp.zeros(())
-        # Brax writes `metrics` and never reads them: an empty dict will do, and none are carried.
+        # Brax writes `metrics` and never reads them, so an empty dict is enough.
         state = State(current.pipeline_state, None, zero, zero, metrics={}, info=current.info)
         with _quiet_tracing():
             state = self.env.step(state, self.spec.action.clip(action))  # type: ignore[union-attr]
@@ -244,7 +244,7 @@ class BraxEnv:
         return state._replace(current=current, age=jnp.where(done, 0, age)), step
 
     def _restarts(self, key: Array, state: BraxState, done: Array) -> tuple[Start, Array, BraxState]:
-        """A start state and observation for each of N environments, to be used where `done`, and the advanced ring.
+        """A start state and observation for each of N environments, used if it is `done`, and the advanced ring.
 
         The k-th finished environment takes entry read_at + k; then the chunk at write_at is refilled. The ring is a
         whole number of chunks, so no chunk wraps around.

@@ -1,4 +1,4 @@
-"""From an id to an environment, and from a wrong id to a message that names the nearest right one."""
+"""Makes environments from ids; the error for a wrong id names the nearest right ones."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _make(env_id: str, options: dict[str, object], *, on_host: bool) -> DeviceEn
 
 
 def check_id(env_id: str) -> None:
-    """Raise ValueError unless the environment is on offer, ImportError if its backend's packages are missing.
+    """Raise ValueError for an unknown or excluded id, ImportError if its backend's packages are missing.
 
     An id that names a module passes: importing the module may be what registers the environment.
     """
@@ -62,7 +62,7 @@ def check_id(env_id: str) -> None:
 
 
 def names(prefix: str | None = None) -> list[str]:
-    """All ids, or those of one backend. A backend whose packages are missing is one line that says what to install."""
+    """All ids, or those of one backend; for a backend without its packages, a line that says what to install."""
     known = registry.backends()
     if prefix is not None and prefix not in known:
         raise ValueError(f"backend: expected one of {', '.join(map(repr, known))}, got {prefix!r}")
@@ -102,7 +102,7 @@ def _missing(backend: Backend, error: ImportError) -> str:
 
 @contextlib.contextmanager
 def _options_in_one_line(env_id: str, options: Mapping[str, object]) -> Iterator[None]:
-    """Turn what an environment raises about its options into one line that names them."""
+    """Turn an environment's errors about its options into one line that names the options."""
     try:
         yield
     except (TypeError, LookupError, AttributeError, ArithmeticError) as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 from nextpolicy.envs.base import HostEnvError
 
-SECONDS_PER_ENV = 1.0  # that starting and resetting may take on top: environments are made one after another
+SECONDS_PER_ENV = 1.0  # added to the timeout of start and reset: environments are made one after another
 MOST_SECONDS = 1e9  # the operating system refuses to wait for more than about nine times this
 
 
@@ -66,7 +66,7 @@ def _serve(work: queue.SimpleQueue, done: queue.SimpleQueue) -> None:
 
 
 def drive(env_id: str, timeout: float, work: Callable[[], Any]) -> Any:
-    """The result of `work`, which has `timeout` seconds."""
+    """Run `work` in a thread and return its result; raises after `timeout` seconds."""
     thread = Driver(env_id, timeout)
     try:
         return thread.call("start", work)
@@ -75,7 +75,7 @@ def drive(env_id: str, timeout: float, work: Callable[[], Any]) -> Any:
 
 
 def check_timeout(env_id: str, seconds: float) -> float:
-    """`seconds`, if one can wait for that long."""
+    """Return `seconds`, or raise if it is not a valid timeout."""
     if not 0 < seconds <= MOST_SECONDS:
         raise ValueError(f"{env_id} worker_timeout: expected seconds in (0, {MOST_SECONDS:g}], got {seconds:g}")
     return seconds

@@ -29,7 +29,7 @@ class FourRoomsState(NamedTuple):
 
 
 class FourRooms:
-    """Steps are sampled from `self.mdp`, the exact MDP; only that uses `gamma`."""
+    """Steps are sampled from the exact MDP, `self.mdp`; only the MDP uses `gamma`."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Any Gymnasium environment with Box or Discrete spaces, on the host.
 
-Environments step in one thread of this process (`vectorization=sync`), in processes of their own (`async`), or by their
-own vector implementation (`native`). In each case a thread drives them, so that the policy can act for another group
-meanwhile and a step that hangs is noticed.
+Environments step in one thread of this process (`vectorization=sync`), in one process each (`async`), or in their own
+vector implementation (`native`). In each case a separate thread runs them, so that the policy can act for another group
+in the meantime and a hanging step is noticed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def names() -> list[str]:
 
 
 def make(name: str, **options: object) -> GymnasiumEnv:
-    """An environment by its Gymnasium id; options that are not ours go to its constructor."""
+    """An environment by its Gymnasium id; options that are not in `OPTIONS` are passed to its constructor."""
     ours = {k: options.pop(k) for k in list(options) if k in OPTIONS}
     return GymnasiumEnv(f"gym/{name}", _registered(name), ours, options)
 
@@ -143,7 +143,7 @@ class GymnasiumEnv:
         return partial(gymnasium.make, self.source, **{"disable_env_checker": True, **self.arguments, **changes})
 
     def vector(self, num_envs: int, render: bool) -> Any:
-        """Gymnasium's vector environment, to be made in the thread that drives it."""
+        """Gymnasium's vector environment; call this in the thread that runs it."""
         import gymnasium
         from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
@@ -160,7 +160,7 @@ class GymnasiumEnv:
         return GymnasiumPool(self, num_envs, render)
 
     def arrange(self, obs: Array) -> Array:
-        """Discrete observations as one-hot vectors, bytes as bytes, all else as float32; channels last."""
+        """Discrete observations as one-hot vectors, uint8 as uint8, others as float32; channels last."""
         if self.spec.first_state is not None:
             return jax.nn.one_hot(obs - int(self.spec.first_state), self.spec.obs_shape[0], dtype=jnp.float32)
         obs = jnp.moveaxis(obs, 1, -1) if self.options["channels_first"] else obs
@@ -168,7 +168,7 @@ class GymnasiumEnv:
 
 
 class GymnasiumPool:
-    """Running environments, driven by a thread of their own."""
+    """Running environments in a separate thread."""
 
     def __init__(self, env: GymnasiumEnv, num_envs: int, render: bool) -> None:
         self.num_envs, self.env = num_envs, env
@@ -222,7 +222,7 @@ class GymnasiumPool:
         return frame.astype(np.uint8)
 
     def close(self) -> None:
-        """End threads and processes; kill those that do not answer."""
+        """End thread and processes; processes that do not respond are killed."""
         if self._vector is None:
             return
         vector, self._vector = self._vector, None

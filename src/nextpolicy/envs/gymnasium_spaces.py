@@ -1,4 +1,4 @@
-"""Gymnasium's observation and action spaces in our terms, and errors for those that are not supported."""
+"""Converts Gymnasium's observation and action spaces; unsupported ones are an error."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Gymnax 1.x environments, with termination and truncation told apart and the true successor kept.
+"""Gymnax 1.x environments, with termination separate from truncation and the true successor kept.
 
-Gymnax's own `step` resets finished environments. This adapter calls `step_env` and `is_truncated` instead and resets by
-`auto_reset`, as all adapters do.
+Gymnax's own `step` resets finished environments. This adapter calls `step_env` and `is_truncated` instead and resets
+with `auto_reset`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from nextpolicy.types import Array, PyTree, Step
 
 
 class GymnaxStyle(Protocol):
-    """What an environment object must have: these, and `reset_env` or `reset` with their signature.
+    """The interface of an environment object.
 
-    `is_truncated(state, params)` is optional.
+    It also has `reset_env(key, params)`, or `reset` with the same signature. `is_truncated(state, params)` is optional.
     """
 
     @property
@@ -34,7 +34,7 @@ class GymnaxStyle(Protocol):
     def step_env(
         self, key: Array, state: PyTree, action: Array, params: PyTree
     ) -> tuple[Array, PyTree, Array, Array, PyTree]:
-        """Observation, state, reward, whether the episode terminated, and information that is not read."""
+        """Observation, state, reward, whether the episode terminated, and an info dict, which is ignored."""
         ...
 
     def action_space(self, params: PyTree) -> object: ...

@@ -1,8 +1,8 @@
 """Replaces the scatter-adds of a function by sums in a fixed order.
 
 On a GPU, a scatter-add uses atomic additions. Their order changes from run to run, and so do the last bits of the sums:
-results are not reproducible. It is also a kernel of its own. Where few rows are added to few rows, as in a simulator
-that adds contact forces to links, a masked sum gives the same, and the compiler fuses it with its surroundings:
+results are not reproducible. It is also a separate kernel. If few rows are added to few rows, as in a simulator that
+adds contact forces to links, a masked sum gives the same result, and the compiler fuses it with other operations:
 
     out[s] = operand[s] + sum_k [index[k] = s] updates[k],    operand [S, ...], index [K], updates [K, ...]
 """

@@ -1,4 +1,4 @@
-"""Environments so small that their values are known by hand; each isolates one part of learning.
+"""Tiny environments with known values; each isolates one part of learning.
 
 Observations have shape (1,); the discrete ones have 2 actions, the `-continuous` ones actions in [-1, 1] of shape (1,).
 `gamma` is the discount used in training. Unless stated otherwise, an episode is one step and terminates.
@@ -13,7 +13,7 @@ Observations have shape (1,); the discrete ones have 2 actions, the `-continuous
       -continuous        reward 1 - (a - s / 2)^2                 optimal v(s) = 1 at a = s / 2
     endless              obs 0, reward 1, no termination;         v(0) = 1 / (1 - gamma); treating the time limit as
                          truncated every `time_limit` (8) steps   termination gives at most (1 - gamma^8) / (1 - gamma)
-    nan                  as `endless`, but the reward is NaN      none: a run that meets it must stop
+    nan                  as `endless`, but the reward is NaN      none: training must stop with an error
                          from step `after` (64) on, counted
                          over all episodes
 """

@@ -1,4 +1,4 @@
-"""The environment backends, and what an id says before any of their packages is imported.
+"""The environment backends, and lookups by id that import none of their packages.
 
 An id is `prefix/name`, such as `gymnax/CartPole-v1`; a backend with a single environment has its prefix as the id, such
 as `four-rooms`. To add a backend, write one file beside this one that exports a `Backend` called `BACKEND`, and add one
@@ -42,7 +42,7 @@ class Backend:
     names: Callable[[], Iterable[str]] | None = None
     """Lists all names, also those in `excluded`; None if there is one environment, whose id is the prefix."""
     excluded: Mapping[str, str] = field(default_factory=dict)
-    """Names that are not offered, with the reason as a clause: "downloads a data set"."""
+    """Names that cannot be used, with the reason as a clause: "downloads a data set"."""
     runs_on_host: bool = False
     """Whether `make` returns a `HostEnv` (NumPy in, NumPy out) rather than a `DeviceEnv` (inside XLA)."""
     imports_modules: bool = False
@@ -56,11 +56,11 @@ class Backend:
     traced_modules: tuple[str, ...] = ()
     """Importable packages whose functions JAX traces: their code is part of a cached program's name."""
     presets: Mapping[str, str] = field(default_factory=dict)
-    """Which preset `paper` means: pattern of names -> preset, first match wins; none is `default`."""
+    """Which preset `paper` means: pattern of names -> preset. The first match wins; without one it is `default`."""
 
     @property
     def form(self) -> str:
-        """What its ids look like: `gymnax/...` or `four-rooms`."""
+        """The form of its ids: `gymnax/...` or `four-rooms`."""
         return self.prefix if self.names is None else f"{self.prefix}/..."
 
     @property
@@ -69,7 +69,7 @@ class Backend:
         return (self.make.__module__, *self.traced_modules)
 
     def ids(self) -> list[str]:
-        """All ids on offer. Raises ImportError if its packages are not installed."""
+        """All ids except the excluded ones. Raises ImportError if its packages are not installed."""
         if self.names is None:
             return [self.prefix]
         return [f"{self.prefix}/{name}" for name in self.names() if name not in self.excluded]

@@ -1,1 +1,1 @@
-"""Experiments: suites as data, the state of each of their environments on disk, and engines that run them."""
+"""Experiments: suites as data, the state of each environment on disk, and engines that run suites."""

@@ -1,4 +1,4 @@
-"""The suites that come with the library, and `load`, which finds one of them or reads a TOML file."""
+"""Built-in suites, and `load`, which returns one of them or reads a TOML file."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ SUITES: dict[str, Suite] = {
 
 
 def load(name: str) -> Suite:
-    """The suite with this name, or the one in this TOML file."""
+    """Return the built-in suite with this name, or read a TOML file."""
     if name.endswith(".toml"):
         return from_toml(Path(name))
     if name not in SUITES:

@@ -1,4 +1,4 @@
-"""When a suite must stop: work starts only if, judged by the work so far, it ends in time."""
+"""The deadline of a suite: work starts only if it is expected to end in time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class Deadline:
-    """Called after every block of rounds: True if another block as long as the last would end too late."""
+    """A stop condition, called after every block: True if a block as long as the last one would end too late."""
 
     def __init__(self, at: float | None) -> None:
         self.at, self.last = at, time.time()
@@ -21,10 +21,10 @@ class Deadline:
         return self.at is not None and now + took > self.at
 
     def allows_start(self) -> bool:
-        """Whether an environment started now would reach its first checkpoint, if it takes as long as the slowest."""
+        """Whether an environment started now would save a checkpoint in time, judged by the slowest start so far."""
         self.last, self.is_opening = time.time(), True
         return self.at is None or self.last + self.opening < self.at
 
     def allows_evaluation(self) -> bool:
-        """Whether a member evaluated now would be done in time, if it takes as long as the slowest."""
+        """Whether the evaluation of a member would end in time, judged by the slowest evaluation so far."""
         return self.at is None or time.time() + self.evaluation < self.at

@@ -1,6 +1,6 @@
-"""Where the tasks of a suite run: one after another in this process, or on a Ray cluster.
+"""Engines that run the tasks of a suite: one after another in this process, or on a Ray cluster.
 
-Both call `run_task`. The folder is all they share, so a worker or the whole runner may be lost at any moment.
+Both call `run_task`. All state is in the run folders, so a worker or the whole engine may be killed at any time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LOST_WORKERS = 3  # how often Ray restarts a task whose worker died
 POLL_SECONDS = 0.5
 REACH_SECONDS = 10.0
-MOST_DEVICES = 100_000  # CPUs or GPUs of a task
+MAX_DEVICES = 100_000  # CPUs or GPUs per task
 
 
 class Engine(Protocol):
@@ -80,7 +80,7 @@ class RayEngine:
                 ray.shutdown()
 
     def _check_room(self) -> None:
-        """Raise if the cluster is too small: Ray would let the tasks wait for ever."""
+        """Raise if the cluster is too small: otherwise Ray would wait for resources indefinitely."""
         have = self.ray.cluster_resources()
         if self.gpus is None:
             self.gpus = 1 if have.get("GPU", 0) >= 1 else 0
@@ -97,7 +97,7 @@ class RayEngine:
             if state_of(task).state == "done":
                 outcomes[task.env] = Outcome("done")
                 tell(task, "done")
-            else:  # a worker may have another working directory
+            else:  # a worker may have a different working directory
                 on_worker = replace(task, path=os.path.abspath(task.path))
                 waiting[remote.remote(on_worker, until, max(1, int(self.cpus)))] = task
         while waiting:
@@ -120,7 +120,7 @@ class RayEngine:
 
 
 def _check_address(address: str | None) -> None:
-    """Raise if nothing listens there: Ray itself would try for ten minutes."""
+    """Raise if nothing listens at the address: Ray itself would retry for ten minutes."""
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():  # none given, `auto` or `local`
         return
@@ -131,7 +131,7 @@ def _check_address(address: str | None) -> None:
 
 
 def _on_worker(task: Task, until: float | None, cpus: int) -> tuple[str, str]:
-    """On a worker: use as many CPU devices as the task was given, then run it. The result must be a plain tuple."""
+    """Run a task on a Ray worker with `cpus` CPU devices; returns the fields of its `Outcome` as a plain tuple."""
     import jax
 
     with contextlib.suppress(RuntimeError):  # a worker that has run a task before keeps its devices
@@ -141,10 +141,10 @@ def _on_worker(task: Task, until: float | None, cpus: int) -> tuple[str, str]:
 
 
 def make(name: str, *, address: str | None = None, cpus: float = 1, gpus: float | None = None) -> Engine:
-    """The engine `local` or `ray`; the other arguments are for Ray."""
+    """Create the engine `local` or `ray`. The other arguments apply to Ray only."""
     for what, amount in (("cpus", cpus), ("gpus", gpus)):
-        if amount is not None and not 0 <= amount <= MOST_DEVICES:
-            raise SuiteError(f"{what}: expected a number from 0 to {MOST_DEVICES}, got {amount}")
+        if amount is not None and not 0 <= amount <= MAX_DEVICES:
+            raise SuiteError(f"{what}: expected a number from 0 to {MAX_DEVICES}, got {amount}")
     if name == "local":
         return LocalEngine()
     if name == "ray":

@@ -1,7 +1,7 @@
 """Run one task: train, evaluate, and record a failure. All state is in the run folder.
 
-A finished run is skipped, an interrupted one is resumed from its newest whole checkpoint, a failed one is retried
-once. So the process may be killed at any moment and the same call continues.
+A finished run is skipped, an interrupted one is resumed from its newest intact checkpoint, and a failed one is retried
+once. The process may therefore be killed at any time; the same call continues the task.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class Outcome(NamedTuple):
 
 
 def run_task(task: Task, deadline: Deadline, tell: Tell) -> Outcome:
-    """Run a task until it is done, the deadline is near, or it has failed twice. Errors of a run become the outcome."""
+    """Run a task until it is done, the deadline is near, or it has failed twice. Errors become the outcome."""
     for attempt in range(1, ATTEMPTS + 1):
         if is_held(Path(task.path)):
-            return Outcome("running", "another process has it")
+            return Outcome("running", "in another process")
         try:
             if not is_trained(task):
                 _train(task, deadline, tell)
             if not is_trained(task):
                 return Outcome("stopped", "out of time; the next call resumes it")
             if not is_evaluated(task) and not _evaluate(task, deadline, tell):
-                return Outcome("stopped", "trained, but no time left to evaluate; the next call does it")
+                return Outcome("stopped", "trained, but no time left to evaluate; the next call evaluates it")
             return Outcome("done")
         except Exception as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -83,9 +83,9 @@ def _train(task: Task, stop: Callable[[], bool], tell: Tell) -> None:
 
 
 def _evaluate(task: Task, deadline: Deadline, tell: Tell) -> bool:
-    """Evaluate the target policy of every member once; whether all members are done.
+    """Evaluate the target policy of every member; returns whether all members are done.
 
-    Each member's row is saved at once, so that even a series of short calls gets to the end.
+    Each member's row is saved immediately, so that an evaluation can be split over several calls.
     """
     from nextpolicy.run import api
 
@@ -106,7 +106,7 @@ def _evaluate(task: Task, deadline: Deadline, tell: Tell) -> bool:
             return False
         write_json(folder.path / EVALUATION, rows)
         part.unlink(missing_ok=True)
-        if "reason" in folder.status():  # of an evaluation that failed before
+        if "reason" in folder.status():  # from an earlier evaluation that failed
             _set_status(folder, "finished")
         return True
     finally:
@@ -114,7 +114,7 @@ def _evaluate(task: Task, deadline: Deadline, tell: Tell) -> bool:
 
 
 def _rows_so_far(part: Path, task: Task) -> list[dict[str, Any]]:
-    """The rows of earlier calls, from the first member on; empty if the file is damaged or does not fit the task."""
+    """The rows of earlier calls, from the first member on; empty if the file is damaged or does not match the task."""
     try:
         kept = json.loads(part.read_text())
         rows = kept["rows"]
@@ -130,7 +130,7 @@ def _record_failure(task: Task, reason: str) -> None:
     try:
         folder, _ = open_folder(task)
     except (OSError, RunError):
-        return  # the folder itself is unusable or locked; the outcome says so
+        return  # the folder is unusable or locked, which the outcome reports
     try:
         state = "finished" if is_trained(task) else "failed"
         _set_status(folder, state, rounds=task.config.num_rounds, reason=reason)
@@ -139,6 +139,6 @@ def _record_failure(task: Task, reason: str) -> None:
 
 
 def _set_status(folder: RunFolder, state: str, **facts: int | str) -> None:
-    """Replace the status, keeping its counters. A reason is kept only if given again."""
+    """Replace the status but keep its counters. An earlier reason is dropped."""
     kept = {k: v for k, v in folder.status().items() if k in ("rounds_done", "rounds", "env_steps")}
     folder.set_status(state, **{"rounds_done": 0, **kept, **facts})

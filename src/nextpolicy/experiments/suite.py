@@ -14,7 +14,7 @@ DEFAULT_ALGOS = ("ppo", "sv-static", "sv-dynamic")
 
 
 class SuiteError(ValueError):
-    """A suite that cannot be run as asked. The message is one line."""
+    """A suite cannot be run. The message is one line."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def slug(env: str) -> str:
 
 
 def check_environments(suite: Suite) -> None:
-    """Raise for an unknown environment id before anything runs, as far as the installed packages tell."""
+    """Raise for an unknown environment id. Ids of backends that are not installed are not checked."""
     from nextpolicy.envs import build
 
     for env in suite.environments:

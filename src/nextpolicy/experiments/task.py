@@ -1,4 +1,4 @@
-"""One environment of a suite: what to run, in which folder, and how far that folder says it is."""
+"""One environment of a suite: its configuration, its run folder and its state."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class State(NamedTuple):
 
 
 def state_of(task: Task) -> State:
-    """How far a task is, from its folder alone."""
+    """The state of a task, read from its folder."""
     rounds = task.config.num_rounds
     folder = RunFolder(Path(task.path))
     if not (folder.path / "config.json").is_file():
@@ -85,12 +85,12 @@ def is_trained(task: Task) -> bool:
 
 
 def is_evaluated(task: Task) -> bool:
-    """Whether the target policy has been evaluated, or the suite asks for no evaluation."""
+    """Whether the target policy has been evaluated, or the suite has no evaluation."""
     return not task.evaluate_episodes or (Path(task.path) / EVALUATION).is_file()
 
 
 def hold(path: Path) -> RunFolder:
-    """The run folder, locked. `is_held` takes the lock for an instant, so a failure is retried."""
+    """Lock the run folder. Retries, because `is_held` briefly takes the lock itself."""
     for _ in range(4):
         try:
             return RunFolder.open(path).locked()

@@ -1,4 +1,4 @@
-"""Suites from TOML files. Everything is validated on reading, so that a mistake does not surface hours into a suite."""
+"""Suites from TOML files. Every field is validated on reading, before anything is trained."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nextpolicy.envs import registry
 from nextpolicy.experiments.suite import DEFAULT_ALGOS, Suite, SuiteError, slug
 
 KEYS = ("name", "about", "environments", "preset", "algo", "seeds", "evaluate_episodes", "fields", "environment")
-MOST_EPISODES = 1_000_000
+MAX_EPISODES = 1_000_000
 
 Table = Mapping[str, Any]
 
@@ -48,7 +48,7 @@ def _suite(raw: Table, stem: str) -> Suite:
         preset=_preset(raw),
         algo=_algo(raw),
         seeds=tuple(seeds) if isinstance(seeds, list) else seeds,
-        evaluate_episodes=whole("evaluate_episodes", raw.get("evaluate_episodes", 32), 0, MOST_EPISODES),
+        evaluate_episodes=whole("evaluate_episodes", raw.get("evaluate_episodes", 32), 0, MAX_EPISODES),
         fields=fields,
         environment_fields=environment_fields,
     )
@@ -69,7 +69,7 @@ def _environments(raw: Table) -> tuple[str, ...]:
 
 
 def _check_prefix(env: str) -> None:
-    """Raise for an id that fits no backend, whatever is installed."""
+    """Raise if the id belongs to no backend. The backend need not be installed."""
     if registry.find(env) is None or not slug(registry.name_of(env) or env):
         expected = ", ".join(backend.form for backend in registry.backends().values())
         raise SuiteError(f"environments: expected ids such as {expected}, got {env!r}")
@@ -97,7 +97,7 @@ def _algo(raw: Table) -> tuple[str, ...]:
 
 
 def _fields(raw: Table, environments: tuple[str, ...]) -> tuple[Table, Mapping[str, Table]]:
-    """The fields of all environments, and those of single ones."""
+    """The fields shared by all environments, and the fields of single environments."""
     for table in ("fields", "environment"):
         if not isinstance(raw.get(table, {}), dict):
             raise SuiteError(f"{table}: expected a table, got {shown(raw[table])}")
@@ -110,5 +110,5 @@ def _fields(raw: Table, environments: tuple[str, ...]) -> tuple[Table, Mapping[s
     for fields in (shared, *own.values()):
         for key in ("algo", "seeds", "preset", "env"):
             if key in fields:
-                raise SuiteError(f"{key}: expected outside of the tables of fields, as a key of the suite itself")
+                raise SuiteError(f"{key}: expected as a key of the suite, got it in a table of fields")
     return shared, own

@@ -101,7 +101,7 @@ def aggregate_of(score: np.ndarray, kl_target: np.ndarray, kl_behaviour: np.ndar
     """The aggregate over the last axis of each argument, [..., environments].
 
     Quartiles interpolate linearly. A percentage that is not positive (scores may be negative) makes the geometric mean
-    NaN and leaves the median as it is.
+    NaN and does not affect the median.
     """
     if score.shape[-1] == 0:
         raise ValueError("score: expected at least one environment, got none")

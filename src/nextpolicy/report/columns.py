@@ -48,7 +48,7 @@ def _kl_target(rows: Rows) -> float:
 
 
 def has_threshold(variant: str) -> bool:
-    """Whether a variant compares `diff` with a threshold; PPO and sv-static update without looking at it."""
+    """Whether a variant compares `diff` with a threshold; PPO and sv-static do not."""
     return not variant.startswith(("ppo", "sv-static"))
 
 
@@ -69,11 +69,11 @@ def _score_against_ppo(row: Row, name: str) -> Cell:
     return Cell(shown + "*" * bool(row.get("significant")), key)
 
 
-_POSITIVE = replace(MULTIPLE, about="{0}, in multiples of PPO's where that is positive")
+_POSITIVE = replace(MULTIPLE, about="{0}, in multiples of PPO's if that is positive")
 _LATE = "over the last 10 % of steps (the paper: at convergence)"
 _SCORE_VIEW = replace(
     PERCENT,
-    about="mean ± standard deviation over seeds, in percent of PPO's mean; * where Welch's test finds p < 0.1",
+    about="mean ± standard deviation over seeds, in percent of PPO's mean; * if Welch's test finds p < 0.1",
     form=_score_against_ppo,
 )
 _UPDATES_VIEW = View(

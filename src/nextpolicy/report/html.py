@@ -38,8 +38,8 @@ _EXPLAINED = {
         "which variant is best, PPO included, and by how much."
     ),
     "environments": (
-        "Means over seeds [95 % interval, by resampling seeds]. A star: Welch's test finds p < 0.1. Click a heading to "
-        "sort."
+        "Means over seeds [95 % interval, by resampling seeds]. A star means that Welch's test finds p < 0.1. "
+        "Click a heading to sort."
     ),
     "scores": "Means over seeds [95 % interval, by resampling seeds], ± standard deviation. Click a heading to sort.",
     "curves": (

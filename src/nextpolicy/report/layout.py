@@ -1,4 +1,4 @@
-"""Which columns each table has, in order. Columns in which nothing stands are left out."""
+"""Which columns each table has, in order. Empty columns are left out."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def scores_columns(table: pd.DataFrame) -> list[Column]:
 
 
 def aggregate_columns(table: pd.DataFrame) -> list[Column]:
-    """Columns of the table over environments; suite and source only where there are several."""
+    """Columns of the table over environments; suite and source only if there are several."""
     same = [name for name in ("suite", "source") if table[name].nunique() == 1]
     return _with_content(table, [column for column in _AGGREGATE if column.name not in same])
 
@@ -127,5 +127,5 @@ def cells(table: pd.DataFrame, chosen: Sequence[Column]) -> list[list[Cell]]:
 
 
 def explanations(chosen: Iterable[Column]) -> dict[str, str]:
-    """Heading -> what it means, for those that need it."""
+    """Heading -> explanation, for columns that have one."""
     return {column.heading: column.about for column in chosen if column.about}

@@ -20,7 +20,7 @@ _ABOUT = ["suite", "env", "variant", "seed", "run", "state", "reason"]
 def member_table(runs: Sequence[Run]) -> pd.DataFrame:
     """One row per member of every run: who it is, its `state` and the `reason` for it, and `columns.STATISTICS`.
 
-    Members of unfinished runs have no statistics, because half a learning curve says little about the end of it.
+    Members of unfinished runs have no statistics, because they could not be compared with those of finished ones.
     """
     rows = []
     for run in runs:
@@ -36,7 +36,7 @@ def _standing(run: Run, index: int, member: Member, frame: pd.DataFrame | None) 
     nothing = {each.name: math.nan for each in columns.STATISTICS}
     if run.state != "finished":
         so_far = f"{run.rounds_done} of {run.rounds} rounds done"
-        return run.state, run.reason or f"{so_far}{f', last sign {run.last_sign}' * bool(run.last_sign)}", nothing
+        return run.state, run.reason or f"{so_far}{f', last written {run.last_sign}' * bool(run.last_sign)}", nothing
     if frame is None or len(frame) < run.rounds:
         return "missing", "metrics of some rounds are not in the folder", nothing
     late = late_rows(frame, run.total_steps)

@@ -1,6 +1,6 @@
 """Run folders as tables: the settings of each run, how it ended, and its metrics by member and round.
 
-Read are config.json, status.json, metrics/part-*.parquet and, if it exists, evaluation.json.
+Reads config.json, status.json, metrics/part-*.parquet, the manifests of checkpoints and, if it exists, evaluation.json.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Rows:
     all: pd.DataFrame
     late: pd.DataFrame  # rounds in the last 10 % of its steps
     algo: str
-    target_return: float  # of evaluation.json; NaN where there is none
+    target_return: float  # from evaluation.json; NaN without one
 
 
 class Measure(NamedTuple):
@@ -57,7 +57,7 @@ class Measure(NamedTuple):
 class View:
     """A column of the tables against PPO: a function of two means over seeds, the variant's and PPO's.
 
-    `{0}` in a text is the statistic's own, `{1}` the same with a small first letter.
+    In `name`, `heading` and `about`, `{0}` is the statistic's own, `{1}` the same with a lower-case first letter.
     """
 
     name: str
@@ -70,7 +70,7 @@ class View:
 
 @dataclass(frozen=True)
 class Statistic:
-    """One number of each member. Tables show its mean over seeds, and against PPO what the views make of it."""
+    """One number of each member. Tables show its mean over seeds; tables against PPO show its views."""
 
     name: str
     heading: str

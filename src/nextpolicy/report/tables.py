@@ -75,7 +75,7 @@ def _environment_row(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, Any]
 
 
 def scores_table(members: pd.DataFrame) -> pd.DataFrame:
-    """One row per environment and variant, PPO included: means over seeds, compared with nothing."""
+    """One row per environment and variant, PPO included: means over seeds."""
     rows = []
     for (env, variant), ours in members.groupby(["env", "variant"], sort=False):
         scored = ours[ours["score"].notna()]

@@ -67,7 +67,7 @@ def with_interval(row: Row, name: str, places: int | None = None) -> Cell:
 
 
 def with_spread(row: Row, name: str, spread: str, places: int | None = None) -> Cell:
-    """`104.2 ± 3.1 [98.1, 110.0]`; the standard deviation is the row's `spread`, where it has one."""
+    """`104.2 ± 3.1 [98.1, 110.0]`; the standard deviation is the row's `spread`, if it has one."""
     shown, key = with_interval(row, name, places)
     deviation = row.get(spread, math.nan)
     if shown != MISSING and not math.isnan(deviation):

@@ -1,1 +1,1 @@
-"""Everything around training that touches the world: folders, checkpoints, metrics, progress, the command line."""
+"""Runs: the Python API, run folders, checkpoints, metrics, progress and the program cache."""

@@ -1,4 +1,4 @@
-"""The entry points of the library: `train`, `resume` and `load`. Each returns a `Run`."""
+"""The Python API: `train`, `resume` and `load`. Each returns a `Run`."""
 
 from __future__ import annotations
 
@@ -45,16 +45,17 @@ def train(
 
     env        an id such as "gymnax/CartPole-v1", or a gymnax-style environment object (with `env_params`)
     env_fn     instead of `env`: a callable that makes one Gymnasium environment
-    algo       "ppo", "sv-static", "sv-dynamic", or several, which train side by side in one program
+    algo       "ppo", "sv-static", "sv-dynamic", or a tuple of these, which train in one program
     preset     "paper" (the default if the paper covers the environment) or "default"
-    actor      Flax module: observation -> logits, or (mean, log_std); `critic`: observation -> value
-    criterion  when the target follows: a name, or an object of your own with `init()` and
+    actor      Flax module: observation -> logits, or (mean, log_std)
+    critic     Flax module: observation -> value
+    criterion  decides when the target policy is updated: a name, or your own object with `init()` and
                `update(state, evidence, params, progress)`; see `nextpolicy.criteria.Criterion`
     criterion_params
-               what an own criterion gets as `params`, leaves with a leading member axis
+               `params` of your own criterion; its leaves have a leading member axis
 
-    Any other field goes by its name: seeds=8, total_env_steps=10_000_000, num_envs=64, learning_rate=3e-4,
-    sweep={"lam": [0.9, 0.95]}, ... `nextpolicy train --help` lists them.
+    All other keyword arguments are fields of the configuration: seeds=8, total_env_steps=10_000_000, num_envs=64,
+    learning_rate=3e-4, sweep={"lam": [0.9, 0.95]}, ... `nextpolicy train --help` lists them.
     """
     for name in fields:
         if name not in FIELDS:
@@ -63,7 +64,7 @@ def train(
         raise ConfigError(f"env: expected either env or env_fn, got {'neither' if env is None else 'both'}")
     _check_env_fn(env_fn)
     if env_params is not None and (env is None or isinstance(env, str)):
-        raise ConfigError("env_params: expected an environment object with them; for an id or env_fn use env_options")
+        raise ConfigError("env_params: expected an environment object as env, got an id or env_fn; use env_options")
     name = env if isinstance(env, str) else f"custom/{_label(env if env_fn is None else env_fn)}"
     own = None if isinstance(criterion, str) else criterion
     config = presets.build(name, preset=preset, algo=algo, criterion=criterion if own is None else OWN, **fields)
@@ -78,7 +79,7 @@ def train(
     job.check_population()
     given = sorted(k for k, v in custom.items() if v is not None)
     if out is None and jax.process_count() > 1:
-        raise ConfigError("out: expected a folder that all processes see, got none")
+        raise ConfigError("out: expected a folder that all processes can access, got none")
     path = Path(out) if out is not None else fresh_path(config)
     folder = _in_one_process(path, lambda: RunFolder.create(path, config, {"custom": given}))
     try:
@@ -89,7 +90,7 @@ def train(
 
 
 def _prepare() -> None:
-    """What a process does before it trains: take all cores, unless it is one of several, and keep programs."""
+    """Use all cores, unless this is one of several processes, and enable the program cache."""
     if not jax.distributed.is_initialized():
         use_all_cores()
     enable_cache()
@@ -113,10 +114,10 @@ def resume(
     recompute_metrics: bool = False,
     **custom: Any,
 ) -> Run:
-    """Continue a run from its newest whole checkpoint to its end, bit for bit as if it had not stopped.
+    """Resume a run from its newest intact checkpoint. The result equals an uninterrupted run bit for bit.
 
-    What was given to `train` as objects (environment, networks, criterion) must be given again by the same names.
-    Damaged or missing metrics are computed again where a checkpoint allows, with `recompute_metrics` from round 0.
+    Objects passed to `train` (environment, networks, criterion) must be passed again under the same names. Damaged or
+    missing metrics are recomputed from an earlier checkpoint; if there is none, from round 0 with `recompute_metrics`.
 
     trust      modules that the run's environment id may import ("my_envs" for gym/my_envs:Maze-v0), or True for any
     """
@@ -135,10 +136,10 @@ def resume(
 
 
 def load(path: str | Path, *, trust: Trust = (), **custom: Any) -> Run:
-    """A run as it is on disk, finished or not.
+    """Load a run from disk, finished or not.
 
-    Configuration, metrics and scores need nothing else. The environment and the networks are built when a policy is
-    first asked for; what was given to `train` as objects must then have been given here by the same names.
+    Policies need the environment and the networks, which are built on first use. If objects were passed to `train`,
+    pass them here under the same names. Configuration, metrics and scores do not need them.
 
     trust      modules that the run's environment id may import ("my_envs" for gym/my_envs:Maze-v0), or True for any
     """
@@ -154,7 +155,7 @@ def load(path: str | Path, *, trust: Trust = (), **custom: Any) -> Run:
 
 
 def check_trust(config: TrainConfig, trust: Trust) -> None:
-    """Refuse an environment id that would import a module, unless the user has named that module."""
+    """Raise if the environment id imports a module that is not in `trust`."""
     names = (trust,) if isinstance(trust, str) else () if isinstance(trust, bool) else trust
     if not isinstance(names, list | tuple | set | frozenset) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"trust: expected names of modules or True, got {shown(trust)}")
@@ -168,7 +169,7 @@ def check_trust(config: TrainConfig, trust: Trust) -> None:
 
 
 def _is_whole(folder: RunFolder, config: TrainConfig) -> bool:
-    """Whether a finished run has all its metrics and its last checkpoint."""
+    """Whether all metrics and the last checkpoint of a finished run are intact."""
     rounds = config.num_rounds
     check_config(folder)
     last = rounds in checkpoint.list_rounds(folder.checkpoints) and not checkpoint.fault(folder.checkpoints, rounds)
@@ -176,7 +177,7 @@ def _is_whole(folder: RunFolder, config: TrainConfig) -> bool:
 
 
 def _in_one_process(path: str | Path, hold: Callable[[], RunFolder]) -> RunFolder:
-    """The folder: process 0 alone makes and holds it, and if it cannot, none goes on."""
+    """Create or lock the folder in process 0. If that fails, every process raises."""
     folder, error = None, None
     if jax.process_index() == 0:
         try:
@@ -193,7 +194,9 @@ def _same_custom(folder: RunFolder, custom: dict[str, Any]) -> dict[str, Any]:
     _check_custom_names(custom)
     missing = wanted - {k for k, v in custom.items() if v is not None}
     if missing:
-        raise RunError(f"run: {folder.path} was trained with its own {', '.join(sorted(missing))}; give the same again")
+        raise RunError(
+            f"run: {folder.path} was trained with a custom {', '.join(sorted(missing))}; pass the same again"
+        )
     _check_env_fn(custom.get("env_fn"))
     return custom
 

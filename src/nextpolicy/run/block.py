@@ -1,4 +1,4 @@
-"""One block of rounds: run on the device, fetched to the host, checked to be finite."""
+"""Run one block of rounds, fetch its metrics to the host and check that all values are finite."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from nextpolicy.types import Array, PyTree
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on: one line."""
+    """Training failed. The message is one line."""
 
 
 class Block(NamedTuple):
-    """What a block of rounds gave, on the host; metrics and observed are [M, rounds, ...]."""
+    """The results of a block of rounds, on the host. `metrics` and `observed` are [M, rounds, ...]."""
 
     first: int
     rounds: int
@@ -38,12 +38,12 @@ class Block(NamedTuple):
         return metrics.table(config.members(), self.first, config.batch_size, scalars, rate)
 
     def steps_per_second(self, job: Job) -> float:
-        """Of all members together."""
+        """Environment steps per second, summed over members."""
         return self.rounds * job.config.batch_size * len(job.config.members()) / self.seconds
 
 
 def run_block(program: Program, state: MemberState, first: int, rounds: int) -> tuple[MemberState, Block]:
-    """`rounds` rounds from round `first` on."""
+    """Run `rounds` rounds, starting at round `first`."""
     started = time.perf_counter()
     state, *outputs = program.block(state, rounds)
     values, observed = jax.tree.map(lambda x: x[:, :rounds], fetch(tuple(outputs)))
@@ -51,7 +51,7 @@ def run_block(program: Program, state: MemberState, first: int, rounds: int) -> 
 
 
 def finite_members(state: MemberState) -> np.ndarray:
-    """[M]: whether all that a member has learned is finite: parameters, optimiser, statistics and the target."""
+    """Whether the parameters, optimiser state, statistics and target of each member are finite, [M]."""
     return np.asarray(fetch(_all_finite((state.agent.learner, state.agent.target))))
 
 
@@ -62,7 +62,7 @@ def _all_finite(tree: PyTree) -> Array:
 
 
 def check_finite(job: Job, state: MemberState, block: Block, saved: int) -> None:
-    """Raise before anything that is not finite is saved; `saved` is the round of the last checkpoint."""
+    """Raise if the block or the state is not finite. `saved` is the round of the last checkpoint."""
     bad = np.argwhere(~block.metrics["finite"]).tolist()
     if bad:
         member, offset = min(bad, key=lambda b: b[1])

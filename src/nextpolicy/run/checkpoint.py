@@ -1,20 +1,16 @@
-"""Checkpoints of the full state by Orbax, with a manifest that tells a whole one from a damaged one.
+"""Orbax checkpoints of the full state, each with a manifest that detects damage.
 
-A checkpoint is `checkpoints/<rounds>/` and `checkpoints/<rounds>.json`. The manifest is written last, after the
-checkpoint was read back, and holds the size and digest of every file: a save cut short, or a file damaged later, is
-never loaded. Only arrays are read: loading executes no code.
+A checkpoint is the folder `checkpoints/<rounds>/` and its manifest `checkpoints/<rounds>.json`. The manifest contains
+the size and digest of every file. It is written last, after the checkpoint has been read back. An interrupted save or
+a damaged file is therefore never loaded. Only arrays are read; loading executes no code.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import logging
 import re
 import shutil
-import tempfile
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,43 +18,41 @@ import jax
 import jax.numpy as jnp
 
 from nextpolicy import runfiles
-from nextpolicy.run import interrupt
+from nextpolicy.run import interrupt, orbax_io
 from nextpolicy.run.folder import RunError
 from nextpolicy.runfiles import manifest_path, write_manifest
 from nextpolicy.types import PyTree
 
-STATE_FORMAT = 2  # which arrays a state has; written into every manifest. Version 0.1 wrote none, which counts as 1
-_LEFTOVER = re.compile(r"\d{8}(\.orbax-checkpoint-tmp.*)?")  # a checkpoint's folder, or Orbax's while it writes one
-_WILDCARDS = frozenset("*?[")
+STATE_FORMAT = 2  # version of the arrays in a state, recorded in every manifest; a manifest without it has format 1
+_LEFTOVER = re.compile(r"\d{8}(\.orbax-checkpoint-tmp.*)?")  # the folder of a checkpoint, or Orbax's temporary one
 
 
 class CheckpointError(RunError):
-    """A checkpoint that could not be saved: one line."""
+    """A checkpoint could not be saved. The message is one line."""
 
 
 def save(folder: Path, rounds_done: int, state: PyTree, keep: int, about: Mapping[str, Any] | None = None) -> None:
-    """Write the state after `rounds_done` rounds and drop all but the newest `keep` checkpoints.
+    """Write the state after `rounds_done` rounds and delete all but the newest `keep` checkpoints.
 
-    `about` goes into the manifest: the run's configuration and the records of its metrics parts.
+    `about` is added to the manifest: the configuration and the records of the metrics parts.
     """
     path = (folder / f"{rounds_done:08d}").absolute()
     first = jax.process_index() == 0
     if first:
-        _remove(path)  # an earlier save of this round that a kill cut short
+        _remove(path)  # left by a save of this round that was killed
     with interrupt.deferred():
         try:
-            _check_room(folder, state)
-            with _without_wildcards(path.parent) as place, _quiet_threads():
-                with _checkpointer() as writer:
+            orbax_io.check_room(folder, state)
+            with orbax_io.without_wildcards(path.parent) as place, orbax_io.quiet_threads():
+                with orbax_io.checkpointer() as writer:
                     writer.save(place / path.name, _flat(state))
-                _read_back(place, rounds_done, state)  # no manifest before that
+                _read_back(place, rounds_done, state)
             if first:
                 files = {str(p.relative_to(path)): runfiles.record_file(p) for p in _files(path)}
                 facts = {"rounds_done": rounds_done, "state_format": STATE_FORMAT, "files": files}
                 write_manifest(manifest_path(folder, rounds_done), {**facts, **(about or {})})
         except (OSError, ValueError, RuntimeError) as error:
-            # Orbax leaves futures behind that log the same error again when they are collected.
-            logging.getLogger("asyncio").addFilter(_is_no_forgotten_future)
+            orbax_io.ignore_lost_futures()
             if first:
                 _remove(path)
                 _clear_leftovers(folder)
@@ -71,27 +65,12 @@ def save(folder: Path, rounds_done: int, state: PyTree, keep: int, about: Mappin
             _remove(folder / f"{old:08d}")
 
 
-def _check_room(folder: Path, state: PyTree) -> None:
-    """Raise before Orbax begins what the disk cannot hold: its threads fail one by one, and not quietly.
-
-    It writes arrays twice, for each process and then merged, and some forty small files.
-    """
-    needed = 3 * sum(x.nbytes for x in jax.tree.leaves(state)) + (256 << 10)
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise OSError(errno.ENOSPC, f"no space left: expected {needed / 1e6:.1f} MB free, got {free / 1e6:.1f} MB")
-
-
-def _is_no_forgotten_future(record: logging.LogRecord) -> bool:
-    return "exception was never retrieved" not in record.getMessage()
-
-
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def _read_back(folder: Path, rounds_done: int, state: PyTree) -> None:
-    """Raise unless every array can be read: all values of Orbax's database, or, if it is stored otherwise, by Orbax."""
+    """Raise unless every array can be read, from Orbax's OCDBT database or, without one, by Orbax itself."""
     import tensorstore
 
     base = {"driver": "file", "path": f"{folder / f'{rounds_done:08d}'}/"}
@@ -105,43 +84,13 @@ def _read_back(folder: Path, rounds_done: int, state: PyTree) -> None:
     restore(folder, rounds_done, state)
 
 
-@contextlib.contextmanager
-def _without_wildcards(folder: Path) -> Iterator[Path]:
-    """The folder under a path without `*`, `?` and `[`: Orbax looks for its files by pattern and would miss them."""
-    if not _WILDCARDS & set(str(folder)):
-        yield folder
-        return
-    if jax.process_count() > 1:
-        raise RunError(f"out: expected a path without * ? [ for a run over several processes, got {folder}")
-    with tempfile.TemporaryDirectory() as temporary:
-        link = Path(temporary) / "checkpoints"
-        link.symlink_to(folder, target_is_directory=True)
-        yield link
-
-
-@contextlib.contextmanager
-def _quiet_threads() -> Iterator[None]:
-    """Keep Orbax's threads from printing tracebacks of an error that is raised here as well."""
-    usual, loggers = threading.excepthook, [logging.getLogger(name) for name in ("absl", "asyncio")]
-    levels = [logger.level for logger in loggers]
-    threading.excepthook = lambda _: None
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        threading.excepthook = usual
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
 def list_rounds(folder: Path) -> list[int]:
-    """Rounds of the checkpoints that were saved to the end, oldest first."""
+    """Rounds of the completely saved checkpoints, oldest first."""
     return runfiles.manifest_rounds(folder)
 
 
 def newest_whole(folder: Path, at_most: int, say: Callable[[str], None]) -> int | None:
-    """Rounds done at the newest undamaged checkpoint not past `at_most`; damaged ones are named through `say`."""
+    """Rounds of the newest intact checkpoint up to round `at_most`; damaged ones are reported through `say`."""
     for rounds in reversed(list_rounds(folder)):
         damage = fault(folder, rounds)
         if damage:
@@ -152,12 +101,12 @@ def newest_whole(folder: Path, at_most: int, say: Callable[[str], None]) -> int 
 
 
 def manifest(folder: Path, rounds: int) -> dict[str, Any]:
-    """The manifest of a checkpoint; ValueError or OSError if it cannot be read."""
+    """The manifest of a checkpoint. Raises ValueError or OSError if it cannot be read."""
     return runfiles.read_manifest(manifest_path(folder, rounds))
 
 
 def update_records(folder: Path, parts: Mapping[str, runfiles.FileRecord]) -> None:
-    """Put new records of metrics parts into every manifest that covers their rounds."""
+    """Add the records of metrics parts to every manifest that covers their rounds."""
     for rounds in list_rounds(folder):
         with contextlib.suppress(ValueError):
             old = manifest(folder, rounds)
@@ -167,50 +116,51 @@ def update_records(folder: Path, parts: Mapping[str, runfiles.FileRecord]) -> No
 
 
 def restore(folder: Path, rounds_done: int, template: PyTree) -> PyTree:
-    """The saved state, in the structure, types and placement of `template` (arrays or ShapeDtypeStructs)."""
+    """The saved state, with the structure, dtypes and sharding of `template` (arrays or ShapeDtypeStructs)."""
     path = (folder / f"{rounds_done:08d}").absolute()
     wanted = _flat(template)
-    with _quiet_threads(), _checkpointer() as reader:
+    with orbax_io.quiet_threads(), orbax_io.checkpointer() as reader:
         saved = reader.metadata(path)
         saved = getattr(saved, "item_metadata", saved)
         saved = getattr(saved, "tree", saved)
         if saved is None:
-            raise RunError(f"checkpoint {path}: its arrays cannot be read")
+            raise RunError(f"checkpoint {path}: the arrays cannot be read")
         if set(saved) != set(wanted):
             odd = sorted(set(saved) ^ set(wanted))[0]
             raise RunError(
-                f"checkpoint {path}: its state differs from this program's at {odd}; it cannot be resumed by it"
+                f"checkpoint {path}: expected the arrays of this program's state, got a difference at {odd}; "
+                "use the configuration and version it was saved with"
             )
         for name, ours in wanted.items():
             if tuple(saved[name].shape) != tuple(ours.shape):
                 raise RunError(
-                    f"checkpoint {path}: its {name} is {tuple(saved[name].shape)}, this program's {tuple(ours.shape)}; "
-                    "takes the environment and networks it was saved with"
+                    f"checkpoint {path}: {name}: expected shape {tuple(ours.shape)}, got {tuple(saved[name].shape)}; "
+                    "use the environment and networks it was saved with"
                 )
         flat = reader.restore(path, wanted)
     return _unflat(template, flat)
 
 
 def placed_like(state: PyTree) -> PyTree:
-    """Shapes, types and placement of a state: a template for `restore`."""
+    """Shapes, dtypes and sharding of a state: a template for `restore`."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
 
 
 def set_aside(folder: Path, rounds: int) -> None:
-    """Rename a checkpoint that cannot be used, its manifest first, so that it no longer counts."""
+    """Rename an unusable checkpoint so that it is ignored, manifest first."""
     for path in (manifest_path(folder, rounds), folder / f"{rounds:08d}"):
         if path.exists():
             path.rename(unused_name(path.with_name(f"{path.name}.damaged")))
 
 
 def unused_name(path: Path) -> Path:
-    """`path`, with a number behind it where that is taken."""
+    """`path`, with a numeric suffix if it exists."""
     candidates = (path if i == 1 else path.with_name(f"{path.name}-{i}") for i in range(1, 10_000))
     return next(candidate for candidate in candidates if not candidate.exists())
 
 
 def prune_after(folder: Path, rounds_done: int) -> None:
-    """Drop checkpoints past `rounds_done`, and what saves or removals cut short have left; other files stay."""
+    """Delete checkpoints after `rounds_done` and the remains of interrupted saves and deletions."""
     for rounds in list_rounds(folder):
         if rounds > rounds_done:
             _remove(folder / f"{rounds:08d}")
@@ -221,15 +171,6 @@ def _clear_leftovers(folder: Path) -> None:
     for path in folder.iterdir():
         if _LEFTOVER.fullmatch(path.name) and not path.with_suffix(".json").exists():
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _checkpointer() -> Any:
-    import orbax.checkpoint as ocp
-
-    # Orbax reports every save at INFO through absl's logger, which would break the progress line.
-    logger = logging.getLogger("absl")
-    logger.setLevel(max(logger.level, logging.WARNING))
-    return ocp.StandardCheckpointer()
 
 
 def _names(tree: PyTree) -> tuple[list[str], list[Any], Any]:
@@ -246,7 +187,7 @@ def _is_key(x: Any) -> bool:
 
 
 def _flat(tree: PyTree) -> dict[str, Any]:
-    """Leaves by path; typed PRNG keys as the integers they hold."""
+    """Leaves by path, with typed PRNG keys as their integer data."""
     names, leaves, _ = _names(tree)
 
     def plain(x: Any) -> Any:
@@ -276,14 +217,14 @@ def _files(path: Path) -> list[Path]:
 
 
 def fault(folder: Path, rounds: int) -> str | None:
-    """What is wrong with the files of a checkpoint, or None."""
+    """The first damage found in the files of a checkpoint; None if it is intact."""
     path = folder / f"{rounds:08d}"
     try:
         expected = runfiles.records(manifest(folder, rounds)["files"])
     except (ValueError, KeyError, OSError):
         return "its manifest cannot be read"
     if not expected:
-        return "its manifest names no file"
+        return "its manifest lists no files"
     for name, record in expected.items():
         try:
             found = runfiles.record_file(path / name)
@@ -292,11 +233,11 @@ def fault(folder: Path, rounds: int) -> str | None:
         if found.size != record.size:
             return f"{name} has {found.size} bytes of {record.size}"
         if found != record:
-            return f"{name} has other content"
+            return f"{name} has different content"
     return None
 
 
 def _remove(path: Path) -> None:
-    """The manifest first: without it the checkpoint no longer counts, so a kill half-way leaves nothing to load."""
+    """Delete a checkpoint, manifest first: if this is interrupted, the rest is ignored."""
     path.with_suffix(".json").unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A run folder: config.json, status.json, metrics/, checkpoints/. Written whole then renamed, never overwritten."""
+"""A run folder: config.json, status.json, metrics/ and checkpoints/. Files are written atomically."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from nextpolicy.runfiles import overwrite_json, read_object, write_json
 
 
 class RunError(ValueError):
-    """A run folder that cannot be used as asked: one line saying what and what to do."""
+    """A run folder cannot be used. The message is one line that says what to do."""
 
 
 @dataclass
 class RunFolder:
-    """Paths of a run and the little files that describe it."""
+    """Paths, lock, configuration and status of a run."""
 
     path: Path
     _lock: Any = field(default=None, repr=False)
@@ -41,7 +41,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path, config: TrainConfig, extra: dict[str, Any]) -> RunFolder:
-        """A new run folder; refuses one that holds anything."""
+        """Create and lock a run folder. Raises if the folder is not empty."""
         folder = cls(Path(path))
         if folder.path.exists() and not folder.path.is_dir():
             raise RunError(f"out: expected a new or empty folder, got {folder.path}, which is a file")
@@ -63,15 +63,17 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """An existing run folder."""
+        """Open an existing run folder."""
         folder = cls(Path(path))
         if not (folder.path / "config.json").is_file():
-            raise RunError(f"run: {path} is not a run folder (it has no config.json); `nextpolicy train` makes one")
+            raise RunError(
+                f"run: expected a run folder, got {path} without config.json; `nextpolicy train` creates one"
+            )
         return folder
 
     def lock(self) -> None:
-        """Hold the folder for this process; the hold ends with the process, however it ends."""
-        # Not through a link: the folder may be somebody else's, and the link point at a file of the user's.
+        """Lock the folder for this process. The operating system releases the lock when the process ends."""
+        # Do not follow a symbolic link: in another user's folder, it could point to one of our files.
         number = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         handle = os.fdopen(number, "w")
         try:
@@ -82,7 +84,7 @@ class RunFolder:
         self._lock = handle
 
     def locked(self) -> RunFolder:
-        """This folder, held."""
+        """Lock this folder and return it."""
         self.lock()
         return self
 
@@ -92,7 +94,7 @@ class RunFolder:
             self._lock = None
 
     def raw_config(self) -> dict[str, Any]:
-        """config.json as it stands."""
+        """The content of config.json, not yet validated as a configuration."""
         file = self.path / "config.json"
         try:
             raw = read_object(file)
@@ -106,7 +108,7 @@ class RunFolder:
         return raw
 
     def config(self) -> TrainConfig:
-        """The configuration the run was made with."""
+        """The configuration in config.json. Raises if this version cannot read it."""
         raw = self.raw_config()
         values = {k: v for k, v in raw.items() if k not in ("about", "custom")}
         try:
@@ -124,14 +126,14 @@ class RunFolder:
             return {"state": "unknown"}
 
     def set_status(self, state: str, **facts: Any) -> None:
-        """`running`, `finished`, `stopped` (on request, to be resumed) or `failed` (with a reason)."""
+        """Write status.json. `state` is running, finished, stopped (can be resumed) or failed (with a reason)."""
         overwrite_json(
             self.path / "status.json", {"state": state, **facts, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
         )
 
 
 def is_held(path: Path) -> bool:
-    """Whether a living process is writing the folder."""
+    """Whether a process has locked the folder."""
     try:
         with open(path / ".lock") as handle:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -143,7 +145,7 @@ def is_held(path: Path) -> bool:
 
 
 def _clear_unfinished_start(path: Path) -> None:
-    """Remove what a start leaves behind that was killed before config.json was written: nothing but empty folders."""
+    """Clean up after a start that was killed before it wrote config.json, if the folder contains nothing else."""
     parts, lock = (path / "metrics", path / "checkpoints"), path / ".lock"
     unfinished = {*parts, lock, *path.glob(".config.json.*.tmp")}
     if any(p not in unfinished for p in path.iterdir()) or any(any(p.iterdir()) for p in parts if p.is_dir()):
@@ -157,7 +159,7 @@ def _clear_unfinished_start(path: Path) -> None:
 
 
 def fresh_path(config: TrainConfig, root: str | Path = "runs") -> Path:
-    """runs/<env>-<algo>-<time>, with a number behind it where that is taken."""
+    """An unused path runs/<env>-<algo>-<time>, with a numeric suffix if necessary."""
     words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{config.environment.env}-{'+'.join(config.run.algo)}").strip("-")
     stem = f"{words}-{time.strftime('%Y%m%d-%H%M%S')}"
     candidates = [stem, *(f"{stem}-{i}" for i in range(2, 1000))]
@@ -165,7 +167,7 @@ def fresh_path(config: TrainConfig, root: str | Path = "runs") -> Path:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Versions, device, precision and revision: what a number in this folder depends on beside the configuration."""
+    """Versions, device, precision and git revision. Results depend on them and on the configuration."""
     import jax
 
     versions = {}
@@ -187,7 +189,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def _revision() -> str | None:
-    """The git revision of the source, where it is a checkout."""
+    """The git revision of the source; None if it is not a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP as one exception that training can end on in order."""
+"""Turn ctrl-C, SIGTERM and SIGHUP into one exception, so that training can shut down cleanly."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-_waiting: list[int] | None = None  # signals that came while they were deferred; None when they are not
-_came = 0  # a signal that was raised; Python drops what is raised inside callbacks of its garbage collector
+_waiting: list[int] | None = None  # signals received while deferred; None if signals are not deferred
+_came = 0  # the last signal raised; Python discards exceptions raised in callbacks of its garbage collector
 _how_to_continue = ""
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal ended the work in order; its text is one line that says how to go on."""
+    """A signal stopped the work. The message is one line that says how to continue."""
 
     def __init__(self, text: str = "stopped", signum: int = signal.SIGINT) -> None:
         super().__init__(text)
@@ -28,10 +28,10 @@ class Stopped(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def raised(how_to_continue: str) -> Iterator[None]:
-    """Raise `Stopped` on the three signals meanwhile; `how_to_continue` is the last line of a process ended at once.
+    """Raise `Stopped` on these signals. If a second signal ends the process, it prints `how_to_continue`.
 
-    Handlers of the caller's own, and signals that are ignored (as under nohup), are left alone. Python allows
-    handlers in the main thread only.
+    Signals that the caller handles or ignores (as under nohup) are left unchanged. Python allows signal handlers only
+    in the main thread; in other threads, this context does nothing.
     """
     global _came, _how_to_continue
     if threading.current_thread() is not threading.main_thread():
@@ -45,7 +45,7 @@ def raised(how_to_continue: str) -> Iterator[None]:
         signal.signal(signum, _note)
     try:
         yield
-        _how_to_continue = ""  # after `Stopped` the line stays: a second signal may come while the process ends
+        _how_to_continue = ""  # kept after `Stopped`: a second signal may arrive during shutdown
     finally:
         sys.unraisablehook = unraisable
         for signum in ours:
@@ -62,16 +62,16 @@ def _note(signum: int, _: FrameType | None) -> None:
 
 
 def check() -> None:
-    """Raise again what was raised and lost."""
+    """Raise `Stopped` again if Python has discarded it."""
     if _came:
         raise Stopped(signum=_came)
 
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Raise a signal that comes meanwhile at the end: Orbax writes in threads of its own, which would fail one by one.
+    """Delay a signal to the end of this context: an interrupted Orbax save fails in each of its threads.
 
-    A second one is raised at once. Outside `raised` nothing is deferred.
+    A second signal is raised immediately. Signals are delayed only if this module handles them.
     """
     global _waiting
     if _waiting is not None or threading.current_thread() is not threading.main_thread():
@@ -88,7 +88,7 @@ def deferred() -> Iterator[None]:
 
 
 def exit_on_second_signal() -> None:
-    """For a program: the first signal is raised as an exception, the second ends the process without a traceback."""
+    """For the command line: the first signal raises `Stopped`, the second ends the process without a traceback."""
     came = []
 
     def handle(signum: int, frame: FrameType | None) -> None:
@@ -99,7 +99,7 @@ def exit_on_second_signal() -> None:
         for child in multiprocessing.active_children():
             child.kill()
         last = f"; {_how_to_continue}" if _how_to_continue else ""
-        print(f"nextpolicy: ended at once{last}", file=sys.stderr, flush=True)
+        print(f"nextpolicy: terminated{last}", file=sys.stderr, flush=True)
         os._exit(128 + signum)
 
     for signum in SIGNALS:

@@ -1,4 +1,4 @@
-"""A configuration made into things that run: environment, networks, criterion, numbers."""
+"""Build the environment, networks, criterion and hyperparameters of a configuration."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from nextpolicy.nets import check
 from nextpolicy.run import traced
 from nextpolicy.types import Networks, PyTree
 
-MAX_ROUNDS = 512  # of one block, whose metrics wait on the device
+MAX_ROUNDS = 512  # per block; the metrics of a block stay on the device until it ends
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What a run needs to train or to act."""
+    """A configuration with the objects needed to train and to act."""
 
     config: TrainConfig
     setup: Setup
     hypers: Hypers
     env: DeviceEnv | HostEnv
     observer: Observer | None = None
-    actor: nn.Module | None = None  # the caller's own modules, if any
+    actor: nn.Module | None = None  # modules passed by the caller, if any
     critic: nn.Module | None = None
-    by_name: bool = False  # nothing is the caller's own: the configuration describes it completely
+    by_name: bool = False  # whether the configuration describes the job completely
 
     @property
     def on_host(self) -> bool:
-        """Whether the environments step on the host, and so cannot save their state."""
+        """Whether the environments run on the host. Their state cannot be saved."""
         return is_host_env(self.env)
 
     @property
@@ -50,7 +50,7 @@ class Job:
         return np.asarray([m.seed for m in self.config.members()], np.uint32)
 
     def check_population(self) -> None:
-        """Raise if members cannot train side by side as configured; loading such a run is no error."""
+        """Raise if the configured `population` mode cannot train on this device. A run can be loaded regardless."""
         if not self.on_host:
             population_mode(self.config.run.population)
 
@@ -75,14 +75,14 @@ class Job:
         )
 
     def template(self) -> MemberState:
-        """Shapes and types of a state, leaves [M, ...]."""
+        """Shapes and dtypes of the state, leaves [M, ...]."""
         env = self.env
         if is_host_env(env):
             return jax.eval_shape(lambda seeds: init_members(self.setup, seeds), self.seeds)
         return jax.eval_shape(jax.vmap(lambda seed: member_init(self.setup, env, seed)), self.seeds)
 
     def _description(self) -> str:
-        """The configuration without the seeds, which are data."""
+        """The configuration as JSON, without the seeds, which are inputs of the program."""
         return json.dumps({name: value for name, value in self.config.flat().items() if name != "seeds"}, default=str)
 
 
@@ -98,13 +98,13 @@ def make_job(
     observer: Observer | None = None,
     env_fn: Callable[[], Any] | None = None,
 ) -> Job:
-    """The environment, networks and numbers that a configuration names, or the caller's own."""
+    """Build the job of a configuration. Objects passed by the caller replace those it names."""
     if config.run.criterion == OWN and criterion is None:
         raise ConfigError(f"criterion: expected the object that the run was trained with, got the name {OWN!r}")
     if criterion_params is not None and criterion is None:
         raise ConfigError(
-            "criterion_params: expected them with a criterion of your own, got them alone; "
-            "settings of a named criterion are fields, such as delta_v"
+            "criterion_params: expected a criterion object with them, got none; "
+            "set the fields of a named criterion instead, such as delta_v"
         )
     on_host = env_fn is not None or (env is None and is_host(config.environment.env))
     _check_devices(config, on_host, observer)
@@ -123,7 +123,7 @@ def make_job(
 def _check_devices(config: TrainConfig, on_host: bool, observer: Observer | None) -> None:
     if config.run.devices > len(jax.devices()):
         raise ConfigError(
-            f"devices: expected at most {len(jax.devices())}, which this machine has, got {config.run.devices}"
+            f"devices: expected at most {len(jax.devices())}, the number of devices here, got {config.run.devices}"
         )
     if not on_host:
         return
@@ -149,6 +149,6 @@ def _networks(config: TrainConfig, spec: EnvSpec, actor: nn.Module | None, criti
             f"policy: expected {fitting!r} for {spec.id}, whose actions are {kind}, got {config.net.policy!r}"
         )
     if getattr(config.algorithm, "normalise_obs", False) and spec.obs_table is not None:
-        raise ConfigError(f"normalise_obs: expected false for {spec.id}, whose observations are fixed, got true")
+        raise ConfigError(f"normalise_obs: expected false for {spec.id}, whose observations are table rows, got true")
     check.own_modules(spec, actor, critic)
     return nets.build(spec, config.net, actor, critic)

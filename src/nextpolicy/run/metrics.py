@@ -1,4 +1,4 @@
-"""Metrics of a population as a table, and the parts it is written in, one per block."""
+"""Metrics of a population as a table, which is written in parts, one per block."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def table(
     metrics: dict[str, np.ndarray],
     steps_per_second: float,
 ) -> pd.DataFrame:
-    """One row per member and round; `metrics` are [M, rounds] for the rounds from `first_round` on."""
+    """One row per member and round; `metrics` are [M, rounds], starting at `first_round`."""
     count, rounds = next(iter(metrics.values())).shape
     index = np.arange(first_round, first_round + rounds, dtype=np.int64)
     columns: dict[str, Any] = {
@@ -37,7 +37,7 @@ def table(
 
 
 def write_part(folder: Path, frame: pd.DataFrame) -> dict[str, FileRecord]:
-    """Write a block's rows as `part-<first>-<last>.parquet`; its record by its name."""
+    """Write the rows of a block to `part-<first>-<last>.parquet`; returns {file name: record}."""
     name = part_name(int(frame["round"].min()), int(frame["round"].max()))
     buffer = io.BytesIO()
     frame.to_parquet(buffer, index=False)
@@ -46,7 +46,7 @@ def write_part(folder: Path, frame: pd.DataFrame) -> dict[str, FileRecord]:
 
 
 def trim(folder: Path, rounds_done: int) -> None:
-    """Delete parts past a checkpoint, so that what is done again is not there twice; a part across it is cut."""
+    """Delete the metrics of round `rounds_done` and later, which will be computed again."""
     for unfinished in folder.glob(".part-*.tmp"):
         unfinished.unlink()
     for first, last, path in parts(folder):

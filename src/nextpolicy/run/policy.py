@@ -1,4 +1,4 @@
-"""A trained policy as its environment's own `step` takes it: that environment's observations in, its actions out."""
+"""A trained policy, from the environment's own observations to its own actions."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from nextpolicy.types import Array, Networks, PolicySnapshot
 
 
 class Policy:
-    """`policy(obs, key=None)` for one observation or a batch of them; greedy without a key, a sample with one.
+    """`policy(obs, key=None)` returns actions for one observation or a batch: greedy without a key, sampled with one.
 
-    NumPy in, NumPy out, both as the environment's own spaces have them: shape, type, bounds, the first of discrete
-    numbers. A state that an environment gives as a number may also be given as the row that networks read.
-    `policy.apply` is the same as a pure function for `jit` and `vmap`.
+    Observations and actions are NumPy arrays in the environment's own spaces: shape, dtype, bounds and the start of a
+    discrete space. If observations are state indices, the feature rows that the networks read are accepted too.
+    `policy.apply` is a pure function for `jit` and `vmap`.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Policy:
         snapshot: PolicySnapshot,
         arrange: Callable[[Array], Array] | None = None,
     ) -> None:
-        """`networks` read rows, not their numbers; `arrange` is the host environment's, if it runs there."""
+        """`networks` take feature rows, not state indices. `arrange` is that of a host environment."""
         self.spec, self.snapshot = spec, snapshot
         self._networks, self._arrange = networks, arrange
         table = spec.obs_table
@@ -47,9 +47,9 @@ class Policy:
         return f"Policy({self.spec.id}: {self._one()} -> {kind})"
 
     def __call__(self, obs: Any, key: Array | None = None) -> Any:
-        """The action, or a batch of them, as NumPy; a single discrete one is a NumPy integer."""
+        """Return the action or a batch of actions. A single discrete action is a NumPy integer."""
         if isinstance(obs, jax.core.Tracer):
-            raise TypeError("obs: expected NumPy's numbers, got a traced array; inside jit and vmap call policy.apply")
+            raise TypeError("obs: expected a NumPy array, got a traced array; inside jit and vmap, call policy.apply")
         if key is not None and not isinstance(key, jax.Array):
             raise ValueError(f"key: expected jax.random.key(...), got {key!r}")
         obs = self._numbers(obs)
@@ -61,13 +61,13 @@ class Policy:
         return action[()] if isinstance(self.spec.action, Discrete) else action
 
     def apply(self, obs: Array, key: Array | None = None) -> Array:
-        """The same actions as JAX arrays, before they get the environment's own type: traceable, for `jit`, `vmap`."""
+        """Return actions as JAX arrays, not in the environment's own dtype. Traceable by `jit` and `vmap`."""
         obs = jnp.asarray(obs)
         action = self.spec.action.legal(self._choose(self.snapshot, obs, key))
         return action.reshape((*self._lead(obs), *action.shape[1:]))
 
     def _choose(self, snapshot: PolicySnapshot, obs: Array, key: Array | None) -> Array:
-        """What the networks say, [N] or [N, A]: discrete actions from 0, continuous ones without bounds."""
+        """Actions before conversion, [N] or [N, A]: discrete ones start at 0, continuous ones are unbounded."""
         lead = self._lead(obs)
         rows, numbered = obs.reshape((math.prod(lead), *obs.shape[len(lead) :])), self._numbered(obs)
         rows = rows.astype(jnp.int32) if numbered else rows
@@ -79,10 +79,10 @@ class Policy:
         return dist.mode() if key is None else dist.sample(key)
 
     def _numbers(self, obs: Any) -> np.ndarray:
-        """What was given as an array of numbers, with at least one observation in it."""
+        """`obs` as a numeric array. Raises if it is empty or not numeric."""
         try:
             array = np.asarray(obs)
-        except ValueError:  # things of different shapes, such as what `env.reset()` gives
+        except ValueError:  # ragged, such as the (obs, info) that `env.reset()` returns
             hint = "; write `obs, info = env.reset()`" if isinstance(obs, tuple) else ""
             raise ValueError(f"obs: expected {self._one()}, got a {type(obs).__name__} of {len(obs)}{hint}") from None
         if not array.size or array.dtype.kind not in "biuf":
@@ -91,11 +91,11 @@ class Policy:
         return array.astype(np.int32) if array.dtype.kind == "b" and self._states is not None else array
 
     def _numbered(self, obs: Any) -> bool:
-        """Whether these are numbers of states; whole numbers of three axes are an image."""
+        """Whether `obs` contains state indices. Integers with three axes or more are images."""
         return self._states is not None and obs.dtype.kind in "iu" and obs.ndim < 3
 
     def _lead(self, obs: Any) -> tuple[int, ...]:
-        """The axes before those of one observation."""
+        """The batch shape of `obs`. Raises if the other axes do not match the environment."""
         shape = self.spec.obs_shape
         if self._numbered(obs):
             shape = ()
@@ -104,7 +104,7 @@ class Policy:
         lead = obs.ndim - len(shape)
         if lead < 0 or obs.shape[lead:] != shape:
             got = f"{obs.dtype} of shape {obs.shape}"
-            raise ValueError(f"obs: expected {self._one()} or a batch of it, as {self.spec.id} gives it, got {got}")
+            raise ValueError(f"obs: expected {self._one()} or a batch of it for {self.spec.id}, got {got}")
         return tuple(obs.shape[:lead])
 
     def _one(self) -> str:
@@ -116,4 +116,4 @@ class Policy:
         if self._states is not None and self._numbered(obs):
             wrong = obs[(obs < self._states[0]) | (obs > self._states[-1])]
             if wrong.size:
-                raise ValueError(f"obs: expected {self._one()}, as {self.spec.id} gives it, got {wrong.flat[0]}")
+                raise ValueError(f"obs: expected {self._one()} for {self.spec.id}, got {wrong.flat[0]}")

@@ -1,4 +1,4 @@
-"""Devices and processes: all cores of a CPU, decisions of process 0, and arrays from all processes."""
+"""Use all CPU cores, share decisions of process 0, and gather arrays from all processes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from nextpolicy.types import PyTree
 
 
 def use_all_cores() -> None:
-    """On a CPU, one XLA device per core, so that members of a population train in parallel.
+    """Create one XLA device per CPU core, so that the members of a population train in parallel.
 
-    A choice of the caller's stands, and JAX keeps the devices it has once it has been used.
+    Does nothing if the caller has set the number of devices or JAX is already initialised.
     """
     if jax.config.values["jax_num_cpu_devices"] not in (None, -1):
         return
@@ -25,13 +25,13 @@ def use_all_cores() -> None:
 
 
 def idle_cores(members: int) -> str:
-    """One line if JAX was used before it could be told of all cores, and members could use them; else nothing."""
+    """A warning if several members must share one core because JAX is already initialised; otherwise empty."""
     if members == 1 or _cores() == 1 or jax.config.values["jax_num_cpu_devices"] not in (None, -1):
         return ""
     if jax.default_backend() != "cpu" or len(jax.devices()) > 1:
         return ""
     call = f'jax.config.update("jax_num_cpu_devices", {_cores()})'
-    return f"training on 1 of {_cores()} cores, since JAX was in use already; `{call}` before that uses all of them"
+    return f"training on 1 of {_cores()} cores because JAX was already initialised; to use all, call `{call}` first"
 
 
 def _cores() -> int:
@@ -39,12 +39,12 @@ def _cores() -> int:
 
 
 def agreed(number: int) -> int:
-    """What process 0 says, on all of them: where their clocks or folders decide, they must not decide apart."""
+    """The number of process 0, in all processes: clocks and folders may differ between them."""
     return number if jax.process_count() == 1 else int(multihost_utils.broadcast_one_to_all(np.int32(number)))
 
 
 def fetch(tree: PyTree) -> PyTree:
-    """Arrays on the host; from all processes where there are several."""
+    """Copy arrays to the host, gathered from all processes."""
     if jax.process_count() > 1:
         tree = multihost_utils.process_allgather(tree, tiled=True)
     return jax.tree.map(np.asarray, tree)

@@ -1,9 +1,9 @@
-"""Programs kept on disk between starts, in files that are read only if they are whole and ours.
+"""Cache of programs on disk. A file is read only if it is intact and only the user can write to it.
 
-A compiled program runs as it stands in its file, and JAX's reader of traced ones does not expect damage: a flipped bit
-can change results, crash or hang. So every file carries a digest of its content and of the name it is for, checked
-before JAX sees a byte, and folder and files must belong to the user and be writable by nobody else. JAX's own
-compilation cache goes through the same files in our default folder; in a folder of the user's own it is left alone.
+JAX does not verify the programs that it reads from a file: a flipped bit can change results, crash or hang. Every file
+therefore contains a digest of its name and content, which is verified before JAX reads it. The folder and its files
+must be owned by the user and not be writable by anyone else. In the default folder, JAX's own compilation cache uses
+the same format; a cache folder set by the user is left unchanged.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from typing import Any
 import jax
 
 _MAGIC = "nextpolicy program 1"
-_told: set[Path] = set()  # folders of which the user was told
+_told: set[Path] = set()  # folders the user has been warned about
 
 
 def default_cache() -> Path:
-    """Where programs are kept unless `jax_compilation_cache_dir` says otherwise."""
+    """The cache folder if `jax_compilation_cache_dir` is not set."""
     return Path.home() / ".cache" / "nextpolicy" / "xla"
 
 
 def enable_cache() -> None:
-    """Keep compiled programs on disk, unless the caller has said where, how much or not to."""
+    """Cache compiled programs on disk, unless the caller has configured JAX's cache."""
     if _setting("cache_dir") is not None or _setting("cache_max_size") != -1:
         return
     try:
         folder = default_cache()
-    except RuntimeError:  # no home
+    except RuntimeError:  # no home directory
         return
     if not (usable(folder.parent) and usable(folder) and _hand_to_jax(folder)):
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    # Small programs too: making a Brax model takes fifty of them.
+    # Cache small programs too: building a Brax model compiles fifty of them.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    # XLA's own files for GPUs lie beside them without a checksum, and a program that is kept does not need them.
+    # XLA's own GPU caches have no checksum, and a cached program does not need them.
     jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
 
 
@@ -51,22 +51,22 @@ def _setting(name: str) -> Any:
 
 
 def usable(folder: Path) -> bool:
-    """Whether a folder, made if there is none, may hold programs; if not, the user is told once."""
+    """Create the folder if necessary and return whether it is safe to use. If not, warn once."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         fault = _fault(folder, stat.S_ISDIR, "a folder")
     except OSError as error:
-        fault = f"expected a folder that can be made, got {error.strerror}"
+        fault = f"expected a folder that can be created, got {error.strerror}"
     if fault:
-        _tell(folder, f"{fault}; programs are not kept until it is removed, or mended by chmod 700")
+        _tell(folder, f"{fault}; programs are not cached until you remove it or run chmod 700 on it")
     return not fault
 
 
 def read(path: Path) -> bytes | None:
-    """What was written to `path`; None if there is nothing, or nothing that is whole and ours."""
+    """The content written to `path`; None if it is missing, damaged or unsafe."""
     try:
         if fault := _fault(path, stat.S_ISREG, "a regular file"):
-            _tell(path.parent, f"{path.name}: {fault}; it is replaced")
+            _tell(path.parent, f"{path.name}: {fault}; it will be replaced")
             return None
         data = path.read_bytes()
     except OSError:
@@ -76,7 +76,7 @@ def read(path: Path) -> bytes | None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Whole or not at all; a disk that takes nothing costs the next start its time, and nothing else."""
+    """Write a file atomically. On an error nothing is written, and the next start compiles again."""
     with contextlib.suppress(OSError):
         handle, part = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")  # mode 0600
         try:
@@ -93,14 +93,14 @@ def _sealed(name: str, content: bytes) -> bytes:
 
 
 def _fault(path: Path, right_kind: Any, kind: str) -> str | None:
-    """What speaks against using a file or folder, in the words of an error."""
+    """Why a file or folder is unsafe, as `expected X, got Y`; None if it is safe."""
     found = path.lstat()
     if not right_kind(found.st_mode):
         return f"expected {kind}, got {'a link' if stat.S_ISLNK(found.st_mode) else 'something else'}"
     if found.st_uid != os.geteuid():
-        return f"expected {kind} of yours, got one of user {found.st_uid}"
+        return f"expected {kind} owned by you, got one owned by user {found.st_uid}"
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"expected {kind} that only you may write, got mode {stat.S_IMODE(found.st_mode):o}"
+        return f"expected {kind} that only you can write to, got mode {stat.S_IMODE(found.st_mode):o}"
     return None
 
 
@@ -111,7 +111,7 @@ def _tell(folder: Path, what: str) -> None:
 
 
 class _CheckedFiles:
-    """What JAX's cache does with its files, by `read` and `write`."""
+    """File access of JAX's cache, through `read` and `write`."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder
@@ -124,16 +124,19 @@ class _CheckedFiles:
 
 
 def _hand_to_jax(folder: Path) -> bool:
-    """Have JAX keep its files in `folder` as `_CheckedFiles`: compressed by zstandard, its own have no checksum.
+    """Make JAX's cache use `_CheckedFiles` in `folder`: compressed by zstandard, its own files have no checksum.
 
-    JAX has no public place for this; where a later JAX has no such function either, nothing is kept.
+    JAX has no public API for this. Returns False if a later JAX does not have the private function either.
     """
     from jax._src import compilation_cache
 
     usual: Any = getattr(compilation_cache, "get_file_cache", None)
-    usual = getattr(usual, "__wrapped__", usual)  # not once more around our own
+    usual = getattr(usual, "__wrapped__", usual)  # do not wrap our own function again
     if usual is None:
-        _tell(folder, f"expected a JAX whose cache can be checked, got {jax.__version__}; programs are not kept")
+        _tell(
+            folder,
+            f"expected JAX with a cache that can be verified, got {jax.__version__}; programs are not cached",
+        )
         return False
 
     @functools.wraps(usual)

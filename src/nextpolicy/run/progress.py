@@ -1,4 +1,4 @@
-"""Progress for people: a bar on a terminal, plain lines elsewhere, nothing when asked to be quiet."""
+"""Progress display: a bar on a terminal, plain lines elsewhere, nothing if quiet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Progress(Protocol):
-    """Told of every block."""
+    """A progress display. `update` is called after every block."""
 
     def update(self, rounds_done: int, facts: dict[str, float]) -> None: ...
 
@@ -20,7 +20,7 @@ class Progress(Protocol):
 
 
 def facts_of(metrics: dict[str, np.ndarray], steps_per_second: float) -> dict[str, float]:
-    """The numbers worth a line: mean return over the block's finished episodes and the share of accepted updates."""
+    """Mean return of the block's finished episodes, fraction of accepted updates, and speed."""
     episodes = metrics["episodes"]
     total = np.nansum(np.where(episodes > 0, metrics["episode_return"] * episodes, 0.0))
     mean = float(total / episodes.sum()) if episodes.sum() else float("nan")
@@ -28,14 +28,14 @@ def facts_of(metrics: dict[str, np.ndarray], steps_per_second: float) -> dict[st
 
 
 def make(total_rounds: int, title: str, quiet: bool) -> Progress:
-    """The right kind for where the output goes."""
+    """Choose the display: none if quiet, a bar on a terminal, else lines."""
     if quiet:
         return Quiet()
     return Bar(total_rounds, title) if sys.stderr.isatty() else Lines(total_rounds, title)
 
 
 def human(number: float) -> str:
-    """12.3k, 4.5M."""
+    """Format a number with a unit: 12.3k, 4.5M."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= limit:
             return f"{number / limit:.3g}{unit}"
@@ -43,7 +43,7 @@ def human(number: float) -> str:
 
 
 class Quiet:
-    """Says only what must not be missed."""
+    """Prints messages but no progress."""
 
     def update(self, rounds_done: int, facts: dict[str, float]) -> None:
         return
@@ -56,7 +56,7 @@ class Quiet:
 
 
 class Lines(Quiet):
-    """A line every ten seconds, and the first and the last."""
+    """Prints a line for the first block, for the last, and every ten seconds."""
 
     def __init__(self, total: int, title: str, every: float = 10.0) -> None:
         self.total, self.title, self.every = total, title, every
@@ -71,7 +71,7 @@ class Lines(Quiet):
             return
         self.last = now
         rate = (rounds_done - self.first_rounds) / max(now - self.started, 1e-9)
-        left = f"{(self.total - rounds_done) / rate:.0f}s left" if rate > 0 else "timing"
+        left = f"{(self.total - rounds_done) / rate:.0f}s left" if rate > 0 else "time left unknown"
         print(
             f"{self.title}: round {rounds_done}/{self.total}, {human(facts['steps_per_second'])} steps/s, "
             f"return {facts['return']:.4g}, accepted {facts['accepted']:.0%}, {left}",

@@ -1,4 +1,4 @@
-"""Where a run starts or goes on: the newest usable checkpoint, and metrics that are damaged or missing before it."""
+"""Find the checkpoint to resume from, and recompute damaged or missing metrics before it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ Records = dict[str, FileRecord]
 def starting_point(
     job: Job, program: Program, folder: RunFolder, say: Say, *, at_most: int, recompute: bool = False
 ) -> tuple[MemberState, int, Records]:
-    """The newest usable state, its round, and the records of the metrics up to it; round 0 if there is none.
+    """The state of the newest usable checkpoint, its round, and the records of the metrics parts before it.
 
-    Metrics before it that are damaged are set aside and, with those that are missing, computed again from the nearest
-    checkpoint before them; from round 0 only if `recompute` says so, since that takes as long as training did.
+    Starts at round 0 if there is no usable checkpoint. Damaged metrics parts are renamed. Damaged and missing metrics
+    are recomputed from the nearest earlier checkpoint. If there is none, they are recomputed from round 0 only if
+    `recompute` is true, because this takes as long as training.
     """
     state, rounds = _newest(job, program, folder, at_most, say)
     if jax.process_index() > 0:
@@ -44,7 +45,7 @@ def starting_point(
         if found.path is not None:
             aside = checkpoint.unused_name(found.path.with_suffix(".damaged"))
             found.path.rename(aside)
-            say(f"{found}; set aside as {aside.name}")
+            say(f"{found}; renamed to {aside.name}")
     metrics.trim(folder.metrics, rounds)
     gaps = runfiles.damage(folder.metrics, rounds, recorded)
     saved = checkpoint.list_rounds(folder.checkpoints) if gaps else []
@@ -56,24 +57,22 @@ def starting_point(
 
 
 def _newest(job: Job, program: Program, folder: RunFolder, at_most: int, say: Say) -> tuple[MemberState, int]:
-    """The newest checkpoint that is whole, of this configuration and finite, or a fresh state."""
+    """The state and round of the newest checkpoint that is intact and finite, or an initial state and 0."""
     fresh = program.init(job.seeds)
     while rounds := agreed(_newest_whole(folder, at_most, say) if jax.process_index() == 0 else 0):
         state = checkpoint.restore(folder.checkpoints, rounds, checkpoint.placed_like(fresh))
         if np.all(finite_members(state)):
             if job.on_host and rounds < job.config.num_rounds:
-                say(
-                    f"{job.setup.spec.id} cannot save its state: episodes restart, all else goes on from round {rounds}"
-                )
+                say(f"{job.setup.spec.id} cannot save its state: episodes restart, training resumes at round {rounds}")
             return state, rounds
-        say(f"checkpoint {rounds} holds values that are not finite; falling back to an earlier one")
+        say(f"checkpoint {rounds} contains values that are not finite; falling back to an earlier one")
         if jax.process_index() == 0:
             checkpoint.set_aside(folder.checkpoints, rounds)
     return fresh, 0
 
 
 def _newest_whole(folder: RunFolder, at_most: int, say: Say) -> int:
-    """Rounds of the newest whole checkpoint, 0 for a start from the beginning; damaged ones are set aside."""
+    """Rounds of the newest intact checkpoint; 0 if there is none. Damaged checkpoints are renamed."""
     check_config(folder)
     check_state(folder)
     there = checkpoint.list_rounds(folder.checkpoints)
@@ -84,46 +83,46 @@ def _newest_whole(folder: RunFolder, at_most: int, say: Say) -> int:
         aside = checkpoint.unused_name(folder.path / "metrics.old")
         folder.metrics.rename(aside)
         folder.metrics.mkdir()
-        say(f"no whole checkpoint is left; starting again from round 0, metrics so far are kept in {aside.name}")
+        say(f"no intact checkpoint is left; restarting from round 0, earlier metrics are kept in {aside.name}")
     for each in damaged:
         checkpoint.set_aside(folder.checkpoints, each)
     return rounds
 
 
 def _check_fresh_start(folder: RunFolder, at_most: int, whole: list[int]) -> None:
-    """Refuse to train from the beginning what is finished, or what has checkpoints past its last round."""
+    """Raise if the run is finished, or has an intact checkpoint after its last round."""
     if folder.status().get("state") == "finished":
         raise RunError(
-            f"run: {folder.path} is finished but has no whole checkpoint, so nothing can be computed again; "
+            f"run: {folder.path} is finished but has no intact checkpoint, so nothing can be recomputed; "
             "train again with another --out"
         )
     if whole and at_most == folder.config().num_rounds:
         raise RunError(
             f"run: {folder.path} has a checkpoint of round {whole[-1]}, but config.json asks for {at_most} rounds; "
-            "put its total_env_steps back"
+            "restore its total_env_steps"
         )
 
 
 def check_config(folder: RunFolder) -> None:
-    """Refuse a configuration that is not the one the newest checkpoint was trained with."""
+    """Raise if config.json differs from the configuration of the newest checkpoint."""
     changed = runfiles.changed_setting(folder.raw_config(), runfiles.newest_manifest(folder.checkpoints)[1])
     if changed:
-        raise RunError(f"run: {folder.path} was changed: {changed}; put it back, or train anew with another --out")
+        raise RunError(f"run: {folder.path} was changed: {changed}; restore it, or train a new run with another --out")
 
 
 def check_state(folder: RunFolder) -> None:
-    """Refuse checkpoints of a version whose state has other arrays."""
+    """Raise if the newest checkpoint has the state format of another version."""
     rounds, manifest = runfiles.newest_manifest(folder.checkpoints)
     if rounds and manifest.get("state_format", 1) != checkpoint.STATE_FORMAT:
         wrote = folder.raw_config().get("about", {}).get("nextpolicy", "an unknown version")
         raise RunError(
             f"run: {folder.path} was written by nextpolicy {wrote}, whose checkpoints {__version__} cannot read; "
-            "install that version for its policies, metrics and report work with this one"
+            f"install nextpolicy {wrote} to resume or evaluate it; metrics and reports work with this version"
         )
 
 
 def _split(gap: Damage, checkpoints: list[int]) -> list[Damage]:
-    """The gap in pieces that begin at a checkpoint, where one lies within it: what comes after it can be computed."""
+    """Split the gap at the checkpoints inside it, so that all pieces but the first start at a checkpoint."""
     edges = [gap.first, *(r for r in checkpoints if gap.first < r <= gap.last), gap.last + 1]
     return [gap._replace(first=first, last=end - 1) for first, end in itertools.pairwise(edges)]
 
@@ -131,17 +130,17 @@ def _split(gap: Damage, checkpoints: list[int]) -> list[Damage]:
 def _compute_again(
     job: Job, program: Program, folder: RunFolder, gap: Damage, usable: list[int], say: Say, recompute: bool
 ) -> None:
-    """Write the metrics of the gap again, from the nearest `usable` checkpoint before it; none is changed."""
+    """Recompute the metrics of the gap from the nearest `usable` checkpoint before it."""
     if job.on_host or jax.process_count() > 1:
         why = "several processes" if not job.on_host else f"{job.setup.spec.id}, which cannot save its state"
-        say(f"{gap}; they cannot be computed again with {why}")
+        say(f"{gap}; they cannot be recomputed with {why}")
         return
     start = max((r for r in usable if r <= gap.first), default=0)
     if not start and gap.first and not recompute:
         command = f"`nextpolicy resume {shlex.quote(str(folder.path))} --recompute-metrics`"
-        say(f"{gap}; no checkpoint is left before them, {command} computes them again from round 0")
+        say(f"{gap}; there is no earlier checkpoint; {command} recomputes them from round 0")
         return
-    say(f"{gap}; computing them again from round {start}")
+    say(f"{gap}; recomputing them from round {start}")
     state = program.init(job.seeds)
     if start:
         state = checkpoint.restore(folder.checkpoints, start, checkpoint.placed_like(state))
@@ -158,6 +157,6 @@ def _recorded(folder: RunFolder, rounds: int) -> Records:
 
 
 def _of_present_parts(folder: RunFolder, recorded: Records) -> Records:
-    """Records of the parts that are there; those of a version that kept no records are made now."""
+    """Records of the parts on disk. Older versions did not record them, so missing records are computed."""
     paths = [path for _, _, path in runfiles.parts(folder.metrics)]
     return {path.name: recorded.get(path.name) or runfiles.record_file(path) for path in paths}

@@ -1,4 +1,4 @@
-"""`Run`: a trained population as it is on disk."""
+"""`Run`: a trained population, read from its run folder."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from nextpolicy.run.restart import check_config, check_state
 from nextpolicy.types import PolicySnapshot
 
 ATTEMPTS = 5  # to read a checkpoint while training may replace it
-MOST_EPISODES = 1_000_000  # of one evaluation; also the largest number of environments for it
+MAX_EPISODES = 1_000_000  # per member and evaluation; also the maximum of num_envs
 
 
 class Run:
     """A trained population: its configuration, metrics, scores and policies.
 
-    `make` builds its environment and networks; it is called when they are first needed.
+    `make` builds the environment and the networks; it is called on first use.
     """
 
     def __init__(self, folder: RunFolder, make: Callable[[], Job]) -> None:
@@ -64,7 +64,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """One row per member and round; an error if rounds are missing or damaged."""
+        """One row per member and round. Raises if the metrics of a round are missing or damaged."""
         damage = self._damage()
         if damage:
             raise RunError(
@@ -74,7 +74,7 @@ class Run:
         return runfiles.read_metrics(self.path)
 
     def partial_metrics(self) -> pd.DataFrame:
-        """The rows of all rounds with intact metrics; others may be missing or damaged."""
+        """The metrics without missing and damaged parts."""
         return runfiles.read_metrics(self.path, without=self._damage())
 
     def _damage(self) -> list[runfiles.Damage]:
@@ -84,7 +84,7 @@ class Run:
     def scores(self, allow_gaps: bool = False) -> pd.DataFrame:
         """Mean return of each member's episodes that ended in the last 10 % of its steps.
 
-        Missing or damaged metrics are an error; with `allow_gaps` only those of these last steps.
+        Raises if metrics are missing or damaged; with `allow_gaps`, only if this affects these last steps.
         """
         first = (1 - runfiles.SCORE_SHARE) * self.config.num_rounds
         late = [d for d in self._damage() if d.last + 1 > first]
@@ -99,7 +99,7 @@ class Run:
         return pd.DataFrame(rows, columns=["member", "variant", "seed", "score"])
 
     def snapshot(self, policy: str = "target", member: int = 0) -> PolicySnapshot:
-        """Parameters and statistics of a member's policy at the newest whole checkpoint."""
+        """Parameters and statistics of a member's policy at the newest intact checkpoint."""
         if policy not in ("target", "behaviour"):
             raise ConfigError(f"policy: expected 'target' or 'behaviour', got {policy!r}")
         member = whole("member", member, 0, len(self.members) - 1)
@@ -108,7 +108,7 @@ class Run:
         return jax.tree.map(lambda x: x[member], chosen)
 
     def policy(self, policy: str = "target", member: int = 0) -> Policy:
-        """`policy(obs, key=None)`: the environment's own observations in, its own actions out; see `Policy`."""
+        """A member's policy as a function `policy(obs, key=None)`; see `Policy`."""
         job, spec = self._job, self._job.setup.spec
         networks = nets.build(dataclasses.replace(spec, obs_table=None), self.config.net, *self._modules)
         arrange = job.env.arrange if is_host_env(job.env) else None
@@ -122,10 +122,10 @@ class Run:
         num_envs: int | None = None,
         seed: int = 0,
     ) -> pd.DataFrame:
-        """Every member's returns over `episodes` episodes.
+        """Evaluate every member over `episodes` episodes; one row per member.
 
-        Each of the `num_envs` environments (default: one per episode) runs equally many, so that short episodes are
-        not over-represented.
+        Each of the `num_envs` environments (default: one per episode) runs the same number of episodes, so that short
+        episodes are not over-represented.
         """
         return pd.DataFrame(self.evaluations(range(len(self.members)), episodes, policy, greedy, num_envs, seed))
 
@@ -139,10 +139,10 @@ class Run:
         seed: int = 0,
     ) -> Iterator[dict[str, Any]]:
         """The rows of `evaluate`, computed lazily, so that a caller may stop between members."""
-        episodes = whole("episodes", episodes, 1, MOST_EPISODES)
+        episodes = whole("episodes", episodes, 1, MAX_EPISODES)
         if not isinstance(greedy, bool | np.bool_):
             raise ConfigError(f"greedy: expected true or false, got {shown(greedy)}")
-        environments = episodes if num_envs is None else whole("num_envs", num_envs, 1, MOST_EPISODES)
+        environments = episodes if num_envs is None else whole("num_envs", num_envs, 1, MAX_EPISODES)
         seed = whole("seed", seed, 0, MAX_SEED)
         if episodes % environments:
             raise ConfigError(f"episodes: expected a multiple of num_envs, {environments}, got {episodes}")
@@ -169,7 +169,7 @@ class Run:
 
     @cached_property
     def _agents(self) -> Any:
-        """The agents of all members, leaves [M, ...], from the newest whole checkpoint."""
+        """The agents of all members, leaves [M, ...], from the newest intact checkpoint."""
         place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), self._job.template())
         check_config(self._folder)
@@ -190,10 +190,10 @@ class Run:
                     agents = checkpoint.restore(folder, rounds, template).agent
                     print(*said, sep="\n", end="\n" * bool(said), file=sys.stderr)
                     return agents
-            except Exception as error:  # Orbax raises many kinds
+            except Exception as error:  # Orbax raises many types of errors
                 if checkpoint.list_rounds(folder) == there:
                     raise RunError(str(error).strip().splitlines()[0]) from error
             if checkpoint.list_rounds(folder) == there:
-                break  # otherwise training has replaced it: try the newest one
+                break  # otherwise training has replaced it: try again
         because = f": {said[0].splitlines()[0]}" if said else ""
-        raise RunError(f"run: {self.path} has no whole checkpoint yet; resume it first{because}")
+        raise RunError(f"run: {self.path} has no intact checkpoint yet; resume it first{because}")

@@ -1,4 +1,4 @@
-"""Optional places for metrics beside the Parquet parts."""
+"""Optional outputs for metrics in addition to the Parquet parts: TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from nextpolicy import extras
 from nextpolicy.config import ConfigError, Member, TrainConfig
 
 _KEYS = ("round", "env_steps", "member", "seed", "variant")
-_PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb"}  # field, and extra of that name -> what it needs
+_PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb"}  # field (also the name of the extra) -> package
 
 
 class Sink(Protocol):
-    """Told of every block's rows."""
+    """An output for metrics. `write` is called with the rows of every block."""
 
     def write(self, frame: pd.DataFrame) -> None: ...
 
@@ -27,14 +27,14 @@ class Sink(Protocol):
 
 
 def check(config: TrainConfig) -> None:
-    """Raise if a place the configuration asks for needs a package that is not there."""
+    """Raise if a configured sink needs a package that is not installed."""
     for field, package in _PACKAGES.items():
         if getattr(config.run, field) and importlib.util.find_spec(package) is None:
-            raise ConfigError(f"{field}: needs {package}, which is not installed; {extras.advice(field)}")
+            raise ConfigError(f"{field}: {package} is not installed; {extras.advice(field)}")
 
 
 def make(config: TrainConfig, folder: Path) -> list[Sink]:
-    """The sinks the configuration asks for."""
+    """The sinks enabled in the configuration."""
     check(config)
     sinks: list[Sink] = []
     if config.run.tensorboard:
@@ -45,21 +45,21 @@ def make(config: TrainConfig, folder: Path) -> list[Sink]:
 
 
 def _scalars(frame: pd.DataFrame) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
-    """Each row and its {name: value}; numbers that are not finite are left out."""
+    """Each row and its finite metrics as {name: value}."""
     for row in frame.to_dict("records"):
         values = {str(k): float(v) for k, v in row.items() if k not in _KEYS}
         yield row, {k: v for k, v in values.items() if math.isfinite(v)}
 
 
 def folder_names(members: list[Member]) -> list[str]:
-    """`<variant>-seed<k>` of each member, in letters that are safe in file names everywhere, no two alike."""
+    """A unique folder name `<variant>-seed<k>` for each member, without characters that file systems reject."""
     plain = [re.sub(r"[^A-Za-z0-9.=+_-]+", "_", m.variant).strip("_") for m in members]
     names = [f"{variant}-seed{m.seed}" for variant, m in zip(plain, members, strict=True)]
     return [name if names.count(name) == 1 else f"{name}-member{i}" for i, name in enumerate(names)]
 
 
 class TensorBoard:
-    """Event files under the run folder, a folder for each member: TensorBoard draws them over one another."""
+    """Event files in the run folder, with one subfolder per member so that TensorBoard overlays them."""
 
     def __init__(self, members: list[Member], folder: Path) -> None:
         from tensorboardX import SummaryWriter

@@ -1,11 +1,12 @@
-"""Traced programs kept on disk beside JAX's compiled ones: the second start of a configuration traces nothing twice.
+"""Cache of traced programs on disk, so that a configuration is traced only at its first start.
 
-JAX's own cache holds what the compiler made, found by the program's text; to know the text, a start must trace the
-program, which for a physics simulator takes longer than all the rest. Here the text itself is kept, found by a
-fingerprint of everything it follows from: configuration, shapes, JAX's settings, versions, and the code of every
-function that could have taken part, as it is in memory, so that a changed or replaced function is never overlooked.
+JAX's compilation cache is keyed by the text of the program, so JAX must trace the program before it can look it up.
+For a physics simulator, tracing takes longer than the rest of the start. This cache stores the text of the program
+under a fingerprint of everything that determines it: configuration, shapes, JAX settings, versions, and the code of
+every function that could be part of it. The code is taken from memory, so replacing a function at run time changes
+the fingerprint too.
 
-Files hold StableHLO and are read as `program_cache` reads them. `NEXTPOLICY_KEEP_TRACED=0` turns all of this off.
+Files contain StableHLO and are verified by `program_cache`. `NEXTPOLICY_KEEP_TRACED=0` disables this cache.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ import numpy as np
 from nextpolicy.envs import registry
 from nextpolicy.run import program_cache
 
-# Parts of this package whose functions and tables end up in the program, or decide what does.
+# Modules of this package whose functions and tables can affect the program.
 _PARTS = ("algos", "config", "core", "criteria", "envs", "loop", "nets", "settings", "tabular", "types", "run.job")
-_DEEPEST = 6  # functions within tables within classes that are looked into
+_DEEPEST = 6  # maximum nesting of functions, tables and classes
 _CONSTANTS = (str, bytes, int, float, complex, type(None), type(...))
 _VERSIONS = ("nextpolicy", "jax", "jaxlib", "flax", "optax", "chex", "numpy")
 _SETTINGS_THAT_DO_NOT_MATTER = ("cache", "log", "traceback", "xla_flags", "dump", "profiler", "coordination")
@@ -38,22 +39,22 @@ _SETTINGS_THAT_DO_NOT_MATTER = ("cache", "log", "traceback", "xla_flags", "dump"
 
 @dataclass(frozen=True)
 class Keeper:
-    """Lowers programs of one configuration, from disk where it can; `about` is what the caller knows of them."""
+    """Lowers the programs of one configuration, from disk if possible. `about` describes the configuration."""
 
     folder: Path
     about: str
 
     def lower(self, function: Any, arguments: tuple[Any, ...], donated: int) -> Any:
-        """As `function.lower(*arguments)`, with the argument numbered `donated` given away.
+        """Like `function.lower(*arguments)`, with the argument at index `donated` donated.
 
-        `function` gives (what the donated argument becomes, dicts and tuples of arrays...). Whatever goes wrong with
-        keeping it, and some programs cannot be kept, it is lowered as ever.
+        `function` returns (new value of the donated argument, dicts and tuples of arrays...). A program that cannot be
+        cached is lowered by JAX directly.
         """
         if not program_cache.usable(self.folder):
             return function.lower(*arguments)
         try:
             return self._lower(function, arguments, donated)
-        except Exception:  # an error of the function's own comes again
+        except Exception:  # an error of the function itself is raised again
             return function.lower(*arguments)
 
     def _lower(self, function: Any, arguments: tuple[Any, ...], donated: int) -> Any:
@@ -73,7 +74,7 @@ class Keeper:
         sizes = [len(jax.tree.leaves(argument)) for argument in arguments]
         first = sum(sizes[:donated])
         call = lambda *leaves: exported.call(*leaves)  # noqa: E731
-        call.__name__ = function.__name__  # by which profilers and memory reports know it
+        call.__name__ = function.__name__  # the name in profiles and memory reports
         call = jax.jit(call, donate_argnums=tuple(range(first, first + sizes[donated])))
         placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)) for x in leaves]
         return _Flat(call.lower(*placed), jax.tree.structure(arguments[donated]))
@@ -81,10 +82,10 @@ class Keeper:
 
 @dataclass(frozen=True)
 class _Flat:
-    """A lowered function of leaves; compiled, it is one of trees."""
+    """A lowered function of flat leaves; `compile()` restores the pytree structure."""
 
     lowered: Any
-    first: Any  # structure of the first result
+    first: Any  # pytree structure of the first result
 
     def compile(self) -> Callable[..., Any]:
         compiled = self.lowered.compile()
@@ -97,19 +98,19 @@ class _Flat:
 
 
 def keeper(about: str) -> Keeper | None:
-    """A keeper beside JAX's cache; None where there is none, or where it is turned off."""
+    """A keeper in JAX's cache folder; None if the cache is disabled or not supported."""
     folder = jax.config.values["jax_compilation_cache_dir"]
     if folder is None or os.environ.get("NEXTPOLICY_KEEP_TRACED", "1") == "0" or jax.process_count() > 1:
         return None
     try:
-        import flatbuffers  # noqa: F401  # what jax.export writes with
+        import flatbuffers  # noqa: F401  # required by jax.export
     except ImportError:
         return None
     return Keeper(Path(folder) / "traced", about)
 
 
 def fingerprint(about: str, tree: str, shapes: list[str]) -> str:
-    """A name for the program that follows from all of this, and from the code and settings there are."""
+    """Digest of the arguments and of the JAX settings, device, versions and code in use."""
     settings = {
         name: repr(value)
         for name, value in sorted(jax.config.values.items())
@@ -122,7 +123,7 @@ def fingerprint(about: str, tree: str, shapes: list[str]) -> str:
 
 
 def code_digest() -> str:
-    """Of every loaded function, constant and table that can take part in a program, as it is now."""
+    """Digest of every loaded function, constant and table that can affect a program."""
     backends = registry.backends().values()
     parts = (*(f"nextpolicy.{part}" for part in _PARTS), *(module for backend in backends for module in backend.code))
     prefixes = tuple(f"{part}." for part in parts)
@@ -130,22 +131,22 @@ def code_digest() -> str:
     for name in sorted(sys.modules):
         if f"{name}.".startswith(prefixes):
             for attribute, value in sorted(vars(sys.modules[name]).items()):
-                if not attribute.startswith("__"):  # not where its file lies
+                if not attribute.startswith("__"):  # paths, loaders and the like
                     digest.update(f"{name}.{attribute}:{_text(value, name)}\n".encode())
     return digest.hexdigest()
 
 
 def _text(value: Any, module: str, depth: int = 0) -> str:
-    """Of a function's code, a class's methods, constants and tables of these, the same in every process.
+    """A text that identifies a function, class, constant or container of these, equal in every process.
 
-    Nothing for any other object, whose text may hold its address.
+    Empty for any other object, because its `repr` may contain its address.
     """
-    if depth > _DEEPEST:  # a function may hold itself
+    if depth > _DEEPEST:  # a function may refer to itself
         return ""
     inner = lambda *values: str([_text(v, module, depth + 1) for v in values])  # noqa: E731
     if isinstance(value, _CONSTANTS):
         return repr(value)
-    if isinstance(value, types.CodeType):  # not where in the file it stands; functions in it are no deeper than it is
+    if isinstance(value, types.CodeType):  # without line numbers; nested functions do not add depth
         constants = [_text(c, module, depth) for c in value.co_consts]
         return repr((value.co_code.hex(), value.co_names, constants))
     if isinstance(value, types.FunctionType):
@@ -158,10 +159,10 @@ def _text(value: Any, module: str, depth: int = 0) -> str:
         return inner(value.__func__)
     if isinstance(value, property):
         return inner(value.fget)
-    if isinstance(value, type):  # others are told of where they stand
+    if isinstance(value, type):  # classes of other modules are hashed in those modules
         own = vars(value) if value.__module__ == module and depth == 0 else {}
         return f"{value.__module__}.{value.__qualname__}{inner(*sorted(own), *(own[name] for name in sorted(own)))}"
-    if isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):  # under jit and the like
+    if isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):  # wrapped by jit or similar
         return inner(wrapped)
     if isinstance(value, dict):
         return str(sorted(inner(name, entry) for name, entry in value.items()))
@@ -185,6 +186,6 @@ def _versions() -> dict[str, str]:
 
 
 def _kernel_checks() -> list[Any]:
-    """Our Triton kernels are custom calls whose form JAX does not promise to keep; the version is in the name."""
+    """Allow the custom calls of our Triton kernels. JAX may change their format; the fingerprint has its version."""
     names = ("__gpu$xla.gpu.triton", "triton_kernel_call", "mosaic_gpu_v2")
     return [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]

@@ -1,4 +1,4 @@
-"""The host's side of training: blocks of rounds, and between them metrics, checkpoints, progress, and nothing else."""
+"""The training loop on the host: run blocks of rounds and save metrics and a checkpoint after each."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from nextpolicy.run.restart import starting_point
 from nextpolicy.runfiles import FileRecord
 from nextpolicy.types import PyTree
 
-BLOCK_SECONDS = 4.0  # aimed at when block_rounds is left to us
-SAVING_SHARE = 0.1  # of the time, at most, that goes into saving: where it takes long, blocks are longer
+BLOCK_SECONDS = 4.0  # intended duration of a block if block_rounds is 0
+SAVING_SHARE = 0.1  # maximum fraction of time spent on saving; blocks become longer if saving is slow
 
 OnBlock = Callable[[int, dict[str, np.ndarray], PyTree], None]
 
@@ -42,10 +42,10 @@ def run_job(
     at_most: int | None = None,
     recompute_metrics: bool = False,
 ) -> None:
-    """Train to the end, from the start or from the newest whole checkpoint; the folder tells how it went.
+    """Train to the end, from round 0 or from the newest intact checkpoint, and record the status in the folder.
 
-    `stop` is asked after every block that is safely on disk; once it says yes the run ends there, to be resumed later.
-    A resumed run goes on from round `at_most` at the latest.
+    `stop` is called after every saved block; if it returns True, training stops and can be resumed later.
+    A resumed run uses no checkpoint after round `at_most`.
     """
     how_to_continue = _how_to_continue(job, folder, recompute_metrics)
     try:
@@ -59,16 +59,16 @@ def run_job(
         raise interrupt.Stopped(f"{where}; {how_to_continue}", signum) from None
     except Exception as error:
         if isinstance(error, RunError) and not isinstance(error, checkpoint.CheckpointError):
-            raise  # the folder was refused, and stays as it was
+            raise  # the folder cannot be used; its status stays
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         _status(folder, "failed", _saved(folder), job.config, reason=reason)
         if isinstance(error, OSError | checkpoint.CheckpointError):
-            raise TrainingError(f"{reason}; once that is mended, {how_to_continue}") from error
+            raise TrainingError(f"{reason}; once that is fixed, {how_to_continue}") from error
         raise
 
 
 def _how_to_continue(job: Job, folder: RunFolder, recompute_metrics: bool) -> str:
-    """The command, or the call where objects of the caller's must be given again."""
+    """The command that resumes the run, or the Python call if objects must be passed again."""
     own = folder.raw_config().get("custom", []) if jax.process_index() == 0 else []
     if own:
         again = "".join(f", {name}=..." for name in own)
@@ -126,7 +126,7 @@ def _train(
 def _blocks(
     job: Job, program: Program, state: MemberState, done: int, folder: RunFolder, records: dict[str, FileRecord]
 ) -> Iterator[Block]:
-    """Yield each block once its metrics and its checkpoint are safely on disk."""
+    """Yield each block after its metrics and its checkpoint are on disk."""
     config = job.config
     settings = folder.raw_config() if jax.process_index() == 0 else {}
     length = config.run.block_rounds or 1
@@ -142,7 +142,7 @@ def _blocks(
         checkpoint.save(folder.checkpoints, done, state, config.run.keep_checkpoints, about)
         saving = time.perf_counter() - started
         yield block
-        if warm and not config.run.block_rounds:  # the first block is compilation
+        if warm and not config.run.block_rounds:  # the first block includes compilation
             aim = max(BLOCK_SECONDS, saving / SAVING_SHARE)
             length = agreed(max(1, round(aim * block.rounds / block.seconds)))
         warm = True

@@ -1,4 +1,4 @@
-"""One episode of a policy as an animated GIF or an MP4, for environments that can draw themselves."""
+"""Record an episode as an animated GIF or an MP4, for environments that can render."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from nextpolicy.run.folder import RunError
 if TYPE_CHECKING:
     from nextpolicy.run.run import Run
 
-_MOST_FRAMES = 1000
-_MILLISECONDS = 60  # of one frame
+_MAX_FRAMES = 1000
+_MILLISECONDS = 60  # per frame
 
 
 def check_target(path: str) -> None:
-    """Refuse what cannot be written before any work is done."""
+    """Raise if the file cannot be written. Call it before any work is done."""
     target = Path(path)
     kind = target.suffix.lower()
     if kind not in (".gif", ".mp4"):
@@ -34,25 +34,25 @@ def check_target(path: str) -> None:
     if target.exists():
         raise RunError(f"video: expected a new file, got {path}, which exists; nothing was written")
     if not target.absolute().parent.is_dir():
-        raise RunError(f"video: expected a file in a folder that exists, got {path}")
+        raise RunError(f"video: expected a file in an existing folder, got {path}")
 
 
 def check_drawable(run: Run) -> None:
-    """Refuse an environment that cannot draw itself before any work is done."""
+    """Raise if the environment cannot render. Call it before any work is done."""
     env, on_host = run._job.env, run._job.on_host
     if not (getattr(env, "can_render", True) if on_host else hasattr(env, "render")):
-        advice = "give it the render mode 'rgb_array', or leave out --video" if on_host else "leave out --video"
+        advice = "set its render mode to 'rgb_array' or omit --video" if on_host else "omit --video"
         raise RunError(
-            f"video: expected an environment that can draw itself, got {run._job.setup.spec.id}, which cannot; {advice}"
+            f"video: expected an environment that can render, got {run._job.setup.spec.id}, which cannot; {advice}"
         )
 
 
 def record(run: Run, path: str, policy: str, member: int, greedy: bool, seed: int) -> float:
-    """Write the episode, or its start if it is long, and return what was earned in what is seen."""
+    """Write the first `_MAX_FRAMES` frames of an episode and return the sum of their rewards."""
     check_drawable(run)
     job = run._job
     snapshot, key = run.snapshot(policy, member), jax.random.key(seed)
-    frames, total, ended = film(job.env, job.setup.networks, snapshot, key, greedy=greedy, max_steps=_MOST_FRAMES)
+    frames, total, ended = film(job.env, job.setup.networks, snapshot, key, greedy=greedy, max_steps=_MAX_FRAMES)
     (write_mp4 if Path(path).suffix.lower() == ".mp4" else write_gif)(path, frames)
     cut = ", the first of a longer episode" if not ended else ""
     print(f"video: {len(frames)} frames{cut}", file=sys.stderr)
@@ -60,7 +60,7 @@ def record(run: Run, path: str, policy: str, member: int, greedy: bool, seed: in
 
 
 def write_gif(path: str, frames: list[np.ndarray], milliseconds: int = _MILLISECONDS) -> None:
-    """Frames uint8 [H, W, 3] as a looping GIF."""
+    """Write frames, uint8 [H, W, 3], as a looping GIF."""
     from PIL import Image
 
     images = [Image.fromarray(frame) for frame in frames]
@@ -68,15 +68,15 @@ def write_gif(path: str, frames: list[np.ndarray], milliseconds: int = _MILLISEC
 
 
 def write_mp4(path: str, frames: list[np.ndarray], milliseconds: int = _MILLISECONDS) -> None:
-    """Frames uint8 [H, W, 3] as an H.264 film, less the last row or column where their number is odd."""
+    """Write frames, uint8 [H, W, 3], as an H.264 video, cropped to an even height and width."""
     import imageio_ffmpeg
 
-    height, width = (side // 2 * 2 for side in frames[0].shape[:2])  # the format has colour for every second pixel
+    height, width = (side // 2 * 2 for side in frames[0].shape[:2])  # H.264 stores colour for every second pixel
     film = imageio_ffmpeg.write_frames(path, (width, height), fps=1000 / milliseconds, macro_block_size=2)
     with warnings.catch_warnings():
-        # JAX warns of every fork of a process with threads; this one becomes ffmpeg at once.
+        # JAX warns about forking a process with threads; this child executes ffmpeg immediately.
         warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
-        film.send(None)  # starts it
+        film.send(None)  # starts ffmpeg
     for frame in frames:
         film.send(np.ascontiguousarray(frame[:height, :width]))
     film.close()
