@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from atari_settings import SHORT_RUN, config, write
+from nextpolicy.envs.base import is_host_env
 from nextpolicy.loop.host_loop import HostLoop
 from nextpolicy.run.job import make_job
 
@@ -34,7 +35,7 @@ class Player:
         env_options = {"clip_reward": True, "groups": options.groups, "threads": options.threads}
         # Learning rate and gate are constant, so that training does not depend on the length of the run.
         self.job = make_job(config(options, game, 10**9, env_options=env_options, **fields))
-        assert self.job.env is not None
+        assert is_host_env(self.job.env)
         self.random = random_games(self.job.env, options.random_games)
         self.loop = HostLoop(self.job.setup, self.job.hypers, self.job.env, self.job.seeds)
         self.state = self.loop.init(self.job.seeds)

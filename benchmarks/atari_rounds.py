@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from atari_settings import config
+from nextpolicy.envs.base import is_host_env
 from nextpolicy.loop.host_collect import Worker
 from nextpolicy.loop.host_loop import HostLoop
 from nextpolicy.run.job import make_job
@@ -20,7 +21,7 @@ from nextpolicy.run.job import make_job
 def start_worker(options: argparse.Namespace, groups: int) -> Worker:
     """Start the emulators of the first game in `groups` groups."""
     job = make_job(config(options, options.games[0], 10**9, env_options={"groups": groups}))
-    assert job.env is not None
+    assert is_host_env(job.env)
     worker = Worker(job.setup, job.env, 0, 0.99)
     worker.start(0)
     return worker
@@ -33,7 +34,7 @@ class Contender:
         self, options: argparse.Namespace, algo: str, torso: str, dtype: str, worker: Worker, compiled: Any
     ) -> None:
         job = make_job(config(options, options.games[0], 10**9, algo=algo, torso=torso, compute_dtype=dtype))
-        assert job.env is not None
+        assert is_host_env(job.env)
         self.name = f"{algo} {torso} {dtype} groups={len(worker.pools)}"
         self.loop = HostLoop(job.setup, job.hypers, job.env, job.seeds)
         self.loop.workers = [worker]
@@ -75,7 +76,7 @@ class Stopwatch:
         del self.loop._round  # restores the method
         self.end = time.perf_counter()
 
-    def _round(self, member: int, agent: Any, explore: bool = False) -> Any:
+    def _round(self, member: int, agent: Any) -> Any:
         collect, pools = self.worker.collect, list(self.worker.pools)
 
         def timed(compiled: Any, *arguments: Any) -> Any:
@@ -88,7 +89,7 @@ class Stopwatch:
         self.worker.collect = timed  # type: ignore[method-assign]
         self.worker.pools = [Watched(pool, self) for pool in pools]  # type: ignore[misc]
         try:
-            result = HostLoop._round(self.loop, member, agent, explore)
+            result = HostLoop._round(self.loop, member, agent)
             cpu = _cpu()
             jax.block_until_ready(result)
             self.learned = time.perf_counter()

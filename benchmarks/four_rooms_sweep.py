@@ -26,7 +26,7 @@ import numpy as np
 from nextpolicy.config import TrainConfig, presets
 from nextpolicy.envs import build as envs
 from nextpolicy.loop.population import build_program
-from nextpolicy.loop.state import Setup, population_hypers
+from nextpolicy.loop.state import Setup, make_criterion, population_hypers
 from nextpolicy.nets import build as nets
 from nextpolicy.studies.four_rooms import exact, summary
 from nextpolicy.tabular import four_rooms_mdp
@@ -69,11 +69,11 @@ def run_group(configs: dict[str, TrainConfig]) -> dict[str, list[dict[str, Any]]
     """Train the group as one population. Returns the rows of the members of each setting."""
     first = next(iter(configs.values()))
     env = envs.make("four-rooms", **first.environment.env_options)
-    setup = Setup(first, env.spec, nets.build(env.spec, first.net), env)
+    setup = Setup(first, env.spec, nets.build(env.spec, first.net), make_criterion(first, None))
     hypers = jax.tree.map(lambda *x: np.concatenate(x), *[population_hypers(c) for c in configs.values()])
     seeds = np.concatenate([[m.seed for m in c.members()] for c in configs.values()]).astype(np.uint32)
-    start = exact.observe_start(setup, hypers, seeds)
-    program = build_program(setup, hypers, capacity=first.num_rounds, observer=exact.observe)
+    start = exact.observe_start(setup, seeds)
+    program = build_program(setup, env, hypers, capacity=first.num_rounds, observer=exact.observe)
     _, *outcome = program.block(program.init(seeds), first.num_rounds)
     metrics, tables = jax.tree.map(np.asarray, outcome)
     if not metrics["finite"].all():

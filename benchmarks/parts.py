@@ -23,11 +23,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from nextpolicy.algos.ppo import PPO
 from nextpolicy.bench.work import parse_works
 from nextpolicy.config import presets
+from nextpolicy.envs.base import is_host_env
 from nextpolicy.loop.collect import collect
+from nextpolicy.loop.keys import round_keys
 from nextpolicy.loop.population import member_init, over_members, population_mode
-from nextpolicy.loop.round import evaluate_target, improve, learn_round
+from nextpolicy.loop.round import one_round
 from nextpolicy.run.job import Job, make_job
 
 NEEDS = {
@@ -54,7 +57,7 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     for work, job in zip(works, jobs, strict=True):
-        if job.env is not None:
+        if is_host_env(job.env):
             parser.error(f"work: expected an environment that runs inside XLA, got {work.env}; see benchmarks/atari.py")
     for work, job in zip(works, jobs, strict=True):
         device = f"{jax.devices()[0].device_kind}, JAX {jax.__version__}"
@@ -68,8 +71,12 @@ def main() -> None:
 
 def time_parts(job: Job, options: argparse.Namespace) -> None:
     """Compile, time and print each part. Later parts use the outputs of earlier parts."""
-    setup, hypers = job.setup, jax.tree.map(jnp.asarray, job.hypers)
-    state = jax.jit(jax.vmap(lambda h, s: member_init(setup, h, s)))(hypers, jnp.asarray(job.seeds))
+    setup, hypers, env = job.setup, jax.tree.map(jnp.asarray, job.hypers), job.env
+    assert not is_host_env(env)
+    algorithm = setup.algorithm
+    assert isinstance(algorithm, PPO)
+    state = jax.jit(jax.vmap(lambda seed: member_init(setup, env, seed)))(jnp.asarray(job.seeds))
+    keys = lambda s: round_keys(s.agent.key, setup.shards)  # noqa: E731
     mode = population_mode(job.config.run.population)
     needed = {part for name in options.only for part in (name, *NEEDS[name])}
 
@@ -83,16 +90,19 @@ def time_parts(job: Job, options: argparse.Namespace) -> None:
         return result
 
     _, rollout, episodes = part(
-        "collect", lambda h, s: collect(setup, h, s.agent, s.workers, s.agent.key), hypers, state
+        "collect", lambda h, s: collect(setup, env, h, s.agent, s.workers, keys(s)), hypers, state
     )
 
     def evaluate(h: Any, s: Any, r: Any) -> Any:
-        return evaluate_target(setup, h, s.agent, r, setup.networks.policy(s.agent.target)(r.obs).log_prob(r.action))
+        log_prob = setup.networks.policy(s.agent.target)(r.obs).log_prob(r.action)
+        return algorithm.evaluate_target(h.algorithm, s.agent.learner, r, log_prob)
+
+    def improve(h: Any, s: Any, r: Any, t: Any) -> Any:
+        return algorithm.improve(h.algorithm, s.agent.learner, r, t, h.algorithm.learning_rate, s.agent.key)
 
     targets = part("evaluate", evaluate, hypers, state, rollout)
-    step = lambda h, s, r, t: improve(setup, h, s.agent, r, t, h.learning_rate, s.agent.key)  # noqa: E731
-    part("improve", step, hypers, state, rollout, targets)
-    learn = lambda h, s, r, e: learn_round(setup, h, s.agent, r, e)  # noqa: E731
+    part("improve", improve, hypers, state, rollout, targets)
+    learn = lambda h, s, r, e: one_round(setup, h, s.agent, r, e, keys(s))  # noqa: E731
     part("learn", learn, hypers, state, rollout, episodes)
 
 
@@ -101,12 +111,12 @@ def time_round(job: Job, options: argparse.Namespace) -> None:
     program = job.program()
     state = [program.init(jnp.asarray(job.seeds))]
 
-    def one_round() -> Any:
+    def block() -> Any:
         state[0], metrics, _ = program.block(state[0], 1)
         return metrics
 
-    jax.block_until_ready(one_round())
-    tell("round", one_round, options)
+    jax.block_until_ready(block())
+    tell("round", block, options)
     program.close()
 
 

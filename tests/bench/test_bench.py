@@ -169,7 +169,7 @@ def test_works_compiled_side_by_side_are_told_in_order_and_one_that_fails_loses_
         ),
         (["--members", "x"], "got 'x'"),
         (["--num-envs", "8,0"], "num-envs: expected whole numbers of at least 1, separated by commas, got '8,0'"),
-        (["--repeats", "0"], "repeats: expected a whole number of at least 1, got 0"),
+        (["--repeats", "0"], "repeats: expected a whole number of at least 1 and at most 1000, got 0"),
         (["--set", "num_env=3"], "got 'num_env=3'; did you mean 'num_envs'"),
         (
             ["--contenders", "all", "--members", "4"],

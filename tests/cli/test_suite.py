@@ -40,7 +40,7 @@ def pretence(monkeypatch) -> Pretence:
         (["run", "smoke", "--budget", "9" * 400 + "h"], "budget: expected a time such as 25m"),
         (["run", "smoke", "--engine", "ray", "--cpus", "-1"], "cpus: expected a number from 0 to 100000, got -1.0"),
         (["run", "smoke", "--engine", "ray", "--gpus", "nan"], "gpus: expected a number from 0 to 100000, got nan"),
-        (["run", "smoke", "--seeds", "0"], "seeds: got 0"),
+        (["run", "smoke", "--seeds", "0"], "seeds: expected a number of seeds of at least 1"),
         (["run", "smoke", "--only", "brax/ant"], "only: expected an environment of smoke, got 'brax/ant'"),
         (["ran", "smoke"], "unknown subcommand 'ran'; did you mean 'run'"),
     ],
@@ -56,9 +56,7 @@ def test_a_wrong_command_is_one_line(tmp_path, arguments, complaint, capsys, mon
 def test_an_unknown_environment_is_found_before_anything_runs(tmp_path, capsys):
     path = write_toml(tmp_path, 'environments = ["probe/action", "probe/acton"]\npreset = "default"')
     assert cli.main(["suite", "run", path, "--out", str(tmp_path / "out")]) == 2
-    assert (
-        "environments: expected a known id, got 'probe/acton'; did you mean 'probe/action'" in capsys.readouterr().err
-    )
+    assert "environment: expected a known id, got 'probe/acton'; nearest: probe/action" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

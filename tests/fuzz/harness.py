@@ -15,7 +15,7 @@ import pytest
 
 from nextpolicy.experiments import engines
 from nextpolicy.report import html
-from nextpolicy.run import api, processes, run, training
+from nextpolicy.run import api, job, processes, run
 
 SECONDS = 20.0  # of one input; most take milliseconds, but the machine may be busy
 MOST_ROUNDS = 10_000  # that one compiled call may hold the metrics of
@@ -57,8 +57,7 @@ def no_work() -> Iterator[None]:
     from nextpolicy.studies.theory import study as theory_study
 
     work = [
-        (run, "evaluate"),
-        (run, "evaluate_host"),
+        (run, "evaluator"),
         (video, "record"),
         (comparison, "_prepared"),
         (four_rooms_study, "run"),
@@ -73,7 +72,7 @@ def no_work() -> Iterator[None]:
             patch.setattr(where, name, _would_run)
         patch.setattr(api, "run_job", _would_train)
         for name in ("build_program", "build_host_program"):
-            patch.setattr(training, name, _would_compile)
+            patch.setattr(job, name, _would_compile)
         patch.setattr(engines, "run_task", done)
         patch.setattr(engines.RayEngine, "run", lambda self, tasks, *_: [done() for _ in tasks])
         patch.setattr(html, "page", lambda *_, **__: "")

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import nextpolicy
-from nextpolicy import config as configuration
 from nextpolicy import runfiles
+from nextpolicy.algos.ppo import PPOSettings
 from nextpolicy.cli import main as cli
-from nextpolicy.config import FIELDS, ConfigError, NetConfig, PPOConfig, RunConfig, TrainConfig, presets
+from nextpolicy.config import FIELDS, ConfigError, NetConfig, RunConfig, TrainConfig, fields, presets
 from nextpolicy.experiments import catalogue
 from nextpolicy.experiments.suite import SuiteError
 from nextpolicy.experiments.task import Task, state_of
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.quick_compilation
 SMALL = {"total_env_steps": 64 * 6, "num_envs": 8, "rollout_length": 8, "minibatch_size": 32, "hidden": (8,)}
 SIMPLE = {"epochs": 1, "minibatch_size": 64, "algo": "ppo"}  # compiles sooner
 NUMBERS = [name for name, info in FIELDS.items() if info.annotation in (int, float)]
-MAY_BE_INFINITE = {"clip", "value_clip", "max_grad_norm", "rho_max", "delta_v"}
+MAY_BE_INFINITE = {"reward_clip", "clip", "value_clip", "max_grad_norm", "rho_max", "delta_v"}
 
 
 def one_line(kind: Any, call: Callable[[], Any]) -> str:
@@ -47,7 +47,7 @@ def one_line(kind: Any, call: Callable[[], Any]) -> str:
 
 
 def test_every_number_has_bounds() -> None:
-    assert set(NUMBERS) == set(configuration._RANGES)
+    assert set(NUMBERS) == {name for name, info in FIELDS.items() if info.low is not None}
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -72,10 +72,10 @@ def test_infinity_is_taken_only_where_it_means_something(name: str) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda: TrainConfig(ppo=PPOConfig(gamma="0.9")),
-        lambda: TrainConfig(ppo=PPOConfig(gamma=math.nan)),
-        lambda: TrainConfig(ppo=PPOConfig(epochs=2.5)),
-        lambda: TrainConfig(ppo=PPOConfig(normalise_obs=1)),
+        lambda: TrainConfig(algorithm=PPOSettings(gamma="0.9")),
+        lambda: TrainConfig(algorithm=PPOSettings(gamma=math.nan)),
+        lambda: TrainConfig(algorithm=PPOSettings(epochs=2.5)),
+        lambda: TrainConfig(algorithm=PPOSettings(normalise_obs=1)),
         lambda: TrainConfig(net=NetConfig(hidden="8,8")),
         lambda: TrainConfig(net=NetConfig(log_std_init=None)),
         lambda: TrainConfig(run=RunConfig(seeds=3)),
@@ -277,8 +277,8 @@ THEIRS = {
 
 def test_every_name_of_the_table_leads_to_an_option() -> None:
     options = set(FIELDS) | {"quiet", "out", "episodes", "greedy", "video"}
-    assert set(configuration.OTHER_NAMES.values()) <= options
-    assert not set(configuration.OTHER_NAMES) & options
+    assert set(fields.OTHER_NAMES.values()) <= options
+    assert not set(fields.OTHER_NAMES) & options
 
 
 @pytest.mark.parametrize("theirs", THEIRS)
