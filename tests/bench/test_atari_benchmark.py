@@ -46,7 +46,7 @@ def test_figures_come_from_a_file_that_was_cut_off(tmp_path, capsys):
     assert (tmp_path / "learning.svg").read_bytes() == first
     (tmp_path / "curves.csv").write_text(",".join(atari_learning.COLUMNS) + "\n")
     atari_learning.figures(tmp_path)
-    assert "no figure" in capsys.readouterr().out
+    assert "figures: skipped" in capsys.readouterr().out
 
 
 def test_a_round_is_told_apart_into_its_parts():

@@ -53,7 +53,10 @@ def test_parts_are_those_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pyte
             ["gym/CartPole-v1"],
             "parts.py: error: work: expected an environment that runs inside XLA, got gym/CartPole-v1",
         ),
-        (["gymnax/CartPole-v1", "--repeats", "0"], "parts.py: error: repeats: expected a whole number, got 0"),
+        (
+            ["gymnax/CartPole-v1", "--repeats", "0"],
+            "parts.py: error: repeats: expected a whole number of at least 1, got 0",
+        ),
         (["gymnax/CartPole-v1", "--only", "all"], "parts.py: error: argument --only: invalid choice: 'all'"),
     ],
 )
@@ -76,6 +79,6 @@ def test_the_same_work_twice_learns_the_same(
     assert curves[0] == curves[1]
     assert [seed for seed, _ in curves[0]] == ["0"] * 50 + ["1"] * 50
     assert "difference     +0.00" in capsys.readouterr().out.splitlines()[-1]
-    assert "takes a folder that exists and has no such file" in complaint(
+    assert "expected an existing folder without this file" in complaint(
         monkeypatch, capsys, "same_learning.py", *arguments
     )

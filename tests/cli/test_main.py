@@ -115,7 +115,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     ),
     (
         ["train", "four-rooms", "--total-env-steps", "1e300"],
-        ["total_env_steps: expected", "got 1000", "at most 1000000000000000"],
+        ["at most 1000000000000000, got 1000"],
     ),
     (["train", "four-rooms", "--total-env-steps", "1e15"], ["expected at most 99999999 rounds of 1024 steps"]),
     (["train", "four-rooms", "--seeds", "983505767519"], ["seeds: expected", "got 983505767519", "at most 10000"]),
@@ -125,7 +125,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     ),
     (
         ["train", "four-rooms", "--num-envs", "1e6", "--rollout-length", "1e6"],
-        ["expected a batch of at most 2147483647 samples, got 1000000000000"],
+        ["2147483647 samples, got 1000000000000"],
     ),
     (["train", "four-rooms", "--hidden", "1000000000"], ["got (1000000000,)", "at most 100000"]),
     (
@@ -140,7 +140,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["study", "theory", "--samples", "nan"], ["samples: expected", "got nan"]),
     (
         ["study", "four-rooms", "--rounds", "1000000000000"],
-        ["rounds: expected", "got 1000000000000", "at most 2147483647"],
+        ["rounds: expected", "2147483647, got 1000000000000"],
     ),
     (
         ["bench", "four-rooms", "--members", "983505767519"],
@@ -166,7 +166,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     # a population that would hang
     (
         ["train", "four-rooms", "--population", "vmap"],
-        ["population: expected 'auto' or 'map' on a CPU, got 'vmap'", "wait for ever", "'force-vmap'"],
+        ["population: expected 'auto' or 'map' on a CPU, got 'vmap'", "deadlock", "'force-vmap'"],
     ),
     (["resume", "no/such/run"], ["expected a run folder, got no/such/run"]),
     (["eval", "no/such/run"], ["expected a run folder"]),

@@ -89,7 +89,7 @@ def test_only_the_step_after_a_game_is_an_artefact(breakout):
     np.testing.assert_array_equal(valid[1:], ~over[:-1])
     assert not column(steps, "terminated")[~valid].any()
     assert column(steps, "score")[~valid].sum() == 0
-    assert all(len(step.final_index) == 0 and step.final_obs is None for step in steps)
+    assert all(step.next_obs is None and step.final_obs is None for step in steps)
 
 
 def test_a_time_limit_truncates_and_does_not_terminate():

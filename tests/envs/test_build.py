@@ -83,7 +83,7 @@ def test_an_unknown_option_is_named_with_what_is_taken(env_id, taken):
     [
         ("four-rooms", {"noise": "loud"}, "noise: expected one of 'fail', 'success', 'none', got 'loud'"),
         ("four-rooms", {"time_limit": 0}, "four-rooms time_limit: expected a whole number of at least 1, got 0"),
-        ("four-rooms", {"goal": (0, 0)}, "goal: got .0, 0., a wall"),
+        ("four-rooms", {"goal": (0, 0)}, "goal: expected a free cell, got .0, 0., a wall"),
         ("brax/fast", {"reset": "warm"}, "brax/fast reset: expected one of 'fresh', 'cached', got 'warm'"),
         ("brax/swimmer", {"backend": "positional"}, "expected one of 'generalized'"),
         ("brax/ant", {"backend": "bullet"}, "expected one of 'positional', 'generalized', 'spring', 'mjx'"),

@@ -162,12 +162,12 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "number in a table": lambda: monkeypatch.setitem(build._SMALLEST, "nature", 37),
         "array": lambda: put(minibatch, "NUMBERS", np.arange(3), raising=False),
         "other array": lambda: put(minibatch, "NUMBERS", np.arange(3) + 1, raising=False),
-        "configuration": lambda: put(TrainConfig, "minibatches", property(lambda self: 1)),
+        "configuration": lambda: put(TrainConfig, "warm_up_rounds", property(lambda self: 1)),
         "model": lambda: put(four_rooms_mdp, "GOAL", (1, 1)),
         "somebody else's environment": lambda: put(CartPole, "step_env", lambda *_: None),
         "device": lambda: put(jax, "devices", lambda: [SimpleNamespace(platform="gpu", device_kind="H200")]),
         "version": lambda: put(traced.metadata, "version", lambda package: "99"),
-        "constant": lambda: put(sys.modules["nextpolicy.loop.round"], "_MAX_LOG_RATIO", 10.0),
+        "constant": lambda: put(sys.modules["nextpolicy.algos.ppo"], "_MAX_LOG_RATIO", 10.0),
         "setting": lambda: jax.config.update("jax_default_matmul_precision", "highest"),
     }
 

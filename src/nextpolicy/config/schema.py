@@ -20,7 +20,7 @@ from nextpolicy.config.parse import convert
 from nextpolicy.config.sections import EnvConfig, NetConfig, RunConfig
 from nextpolicy.config.validate import validate
 from nextpolicy.criteria import CRITERIA
-from nextpolicy.settings import ConfigError, FieldInfo
+from nextpolicy.settings import ConfigError, FieldInfo, check_number
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,8 @@ class TrainConfig:
         for name, value in chosen.items():
             if name not in fields:
                 raise ConfigError(f"{name}: expected a field of this algorithm and criterion, got one of {owner(name)}")
+            if fields[name].low is not None:
+                check_number(fields[name], value)
             sections.setdefault(fields[name].section, {})[name] = value
         return TrainConfig(**{s: dataclasses.replace(config[s], **sections.get(s, {})) for s in config})
 
