@@ -103,7 +103,7 @@ def test_a_criterion_checks_its_own_settings_and_those_of_others_are_refused():
 
 def test_objects_and_names_are_not_mixed_up():
     config = presets.build("probe/action")
-    with pytest.raises(ConfigError, match="criterion_params: expected them with a criterion of your own"):
+    with pytest.raises(ConfigError, match="criterion_params: expected a criterion object with them"):
         make_job(config, criterion_params={"patience": jnp.ones(1)})
     with pytest.raises(ConfigError, match="criterion: expected the object that the run was trained with"):
         make_job(presets.build("probe/action", criterion="own"))

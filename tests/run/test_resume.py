@@ -17,7 +17,7 @@ import pytest
 
 import nextpolicy
 from nextpolicy import runfiles
-from nextpolicy.run import checkpoint, folder, interrupt, metrics, training
+from nextpolicy.run import checkpoint, folder, interrupt, job, metrics, training
 from nextpolicy.run.folder import RunError
 
 from .helpers import COMMAND, SMALL, assert_same_run, contents, environment, options
@@ -315,8 +315,8 @@ def test_a_checkpoint_of_another_program_is_refused(interrupted: Path, tmp_path:
     """One without layer normalisation, in manifests that say nothing of the configuration."""
     run, checkpoints = tmp_path / "run", tmp_path / "run" / "checkpoints"
     shutil.copytree(interrupted, run)
-    state = checkpoint.restore(checkpoints, 6, training.make_job(nextpolicy.load(run).config).template())
-    del state.agent.params["actor"]["params"]["torso"]["LayerNorm_0"]
+    state = checkpoint.restore(checkpoints, 6, job.make_job(nextpolicy.load(run).config).template())
+    del state.agent.learner.params["actor"]["params"]["torso"]["LayerNorm_0"]
     for rounds in (5, 6):
         checkpoint.save(checkpoints, rounds, state, keep=2)
     with pytest.raises(RunError, match=r"got a difference at .*LayerNorm_0"):

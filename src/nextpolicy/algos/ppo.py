@@ -35,8 +35,8 @@ class PPOSettings(Settings):
     epochs: int = setting(4, "Passes over a round's batch.", low=1, high=10_000)
     minibatch_size: int = setting(
         1024,
-        "Samples per gradient step; must divide num_envs * rollout_length. If a preset's value does not, it is "
-        "changed to keep the preset's number of minibatches.",
+        "Samples per gradient step, a divisor of num_envs * rollout_length. If a preset's value is none, the number of "
+        "minibatches is kept.",
         low=1,
         high=INT32_MAX,
     )

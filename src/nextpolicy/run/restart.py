@@ -111,9 +111,12 @@ def check_config(folder: RunFolder) -> None:
 
 
 def check_state(folder: RunFolder) -> None:
-    """Raise if the newest checkpoint has the state format of another version."""
-    rounds, manifest = runfiles.newest_manifest(folder.checkpoints)
-    if rounds and manifest.get("state_format", 1) != checkpoint.STATE_FORMAT:
+    """Raise if the newest intact checkpoint has the state format of another version."""
+    saved = reversed(checkpoint.list_rounds(folder.checkpoints))
+    newest = next((r for r in saved if not checkpoint.fault(folder.checkpoints, r)), None)
+    if newest is None:
+        return
+    if checkpoint.manifest(folder.checkpoints, newest).get("state_format", 1) != checkpoint.STATE_FORMAT:
         wrote = folder.raw_config().get("about", {}).get("nextpolicy", "an unknown version")
         raise RunError(
             f"run: {folder.path} was written by nextpolicy {wrote}, whose checkpoints {__version__} cannot read; "
