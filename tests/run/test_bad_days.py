@@ -66,7 +66,8 @@ def change_json(path: Path, **changes: Any) -> None:
 def forget_records(run: Path) -> None:
     """Manifests as they were before they recorded metrics and configuration."""
     for manifest in (run / "checkpoints").glob("*.json"):
-        kept = {k: v for k, v in json.loads(manifest.read_text()).items() if k in ("rounds_done", "files", "state_format")}
+        raw = json.loads(manifest.read_text())
+        kept = {k: v for k, v in raw.items() if k in ("rounds_done", "files", "state_format")}
         runfiles.write_json(manifest, kept)
 
 

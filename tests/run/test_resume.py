@@ -17,7 +17,7 @@ import pytest
 
 import nextpolicy
 from nextpolicy import runfiles
-from nextpolicy.run import checkpoint, folder, interrupt, job, metrics, training
+from nextpolicy.run import checkpoint, folder, interrupt, job, metrics
 from nextpolicy.run.folder import RunError
 
 from .helpers import COMMAND, SMALL, assert_same_run, contents, environment, options
