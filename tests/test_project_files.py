@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -89,3 +90,18 @@ def test_every_development_package_is_pinned() -> None:
     pinned = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").split()}
     wanted = {re.split(r"[\[<>=]", name)[0] for name in project()["optional-dependencies"]["dev"]}
     assert wanted - {"nextpolicy"} <= pinned
+
+
+def test_files_and_functions_are_short() -> None:
+    """No file of the package has more than 300 lines, no function more than 60."""
+    for path in sorted((ROOT / "src" / "nextpolicy").rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        assert text.count("\n") <= 300, path
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                assert node.end_lineno is not None
+                assert node.end_lineno - node.lineno < 60, f"{path}: {node.name}"
+
+
+def test_the_method_fits_on_one_screen() -> None:
+    assert (ROOT / "src/nextpolicy/loop/round.py").read_text().count("\n") < 120

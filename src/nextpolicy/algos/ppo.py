@@ -213,7 +213,7 @@ class PPO:
         minibatches = batch_size * self.shards.count // settings.minibatch_size
         index = minibatch.indices(key, batch_size, epochs, minibatches)
         optimiser = self._optimiser()
-        # Fused networks cast the weights to bfloat16 anyway, so unpacking them from one vector costs nothing extra.
+        # Fused networks read a bfloat16 copy of the weights, which they can take from one vector.
         fused = self.networks.fused_actor_critic is not None
         form = one_vector.like(learner.params) if fused else one_vector.identity()
         loss = lambda params, *batch: self.objective(settings, learner, form.unpack(params), *batch)  # noqa: E731

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +57,7 @@ def train(
     All other keyword arguments are fields of the configuration: seeds=8, total_env_steps=10_000_000, num_envs=64,
     learning_rate=3e-4, sweep={"lam": [0.9, 0.95]}, ... `nextpolicy train --help` lists them.
     """
-    for name in fields:
-        if name not in FIELDS:
-            raise ConfigError(f"unknown field {shown(name)}{nearest(name, [*FIELDS, 'quiet', 'out', 'preset'])}")
-    if (env is None) == (env_fn is None):
-        raise ConfigError(f"env: expected either env or env_fn, got {'neither' if env is None else 'both'}")
-    _check_env_fn(env_fn)
-    if env_params is not None and (env is None or isinstance(env, str)):
-        raise ConfigError("env_params: expected an environment object as env, got an id or env_fn; use env_options")
+    _check_arguments(env, env_fn, env_params, fields)
     name = env if isinstance(env, str) else f"custom/{_label(env if env_fn is None else env_fn)}"
     own = None if isinstance(criterion, str) else criterion
     config = presets.build(name, preset=preset, algo=algo, criterion=criterion if own is None else OWN, **fields)
@@ -87,6 +80,17 @@ def train(
     finally:
         folder.unlock()
     return Run(folder, lambda: job)
+
+
+def _check_arguments(env: object, env_fn: object, env_params: object, fields: Iterable[str]) -> None:
+    for name in fields:
+        if name not in FIELDS:
+            raise ConfigError(f"unknown field {shown(name)}{nearest(name, [*FIELDS, 'quiet', 'out', 'preset'])}")
+    if (env is None) == (env_fn is None):
+        raise ConfigError(f"env: expected either env or env_fn, got {'neither' if env is None else 'both'}")
+    _check_env_fn(env_fn)
+    if env_params is not None and (env is None or isinstance(env, str)):
+        raise ConfigError("env_params: expected an environment object as env, got an id or env_fn; use env_options")
 
 
 def _prepare() -> None:
