@@ -67,7 +67,7 @@ class Clone:
         evidence = Evidence(size * 0.0, size * 0.0, size, size * 0.0, size * 0.0, size * 0.0, size)
         return CloneLearner(shrunk), evidence, {"pulled": settings.pull, "finite": jnp.isfinite(size)}
 
-    def warm_up(self, learner: CloneLearner, rollout: Rollout) -> CloneLearner:
+    def update_statistics(self, learner: CloneLearner, rollout: Rollout) -> CloneLearner:
         return learner
 
 
@@ -117,7 +117,7 @@ def test_fields_are_those_of_the_algorithm_in_use():
 
 @pytest.mark.usefixtures("clone")
 def test_a_name_belongs_to_one_algorithm():
-    with pytest.raises(ValueError, match="name: expected one that no algorithm has, got 'clone'"):
+    with pytest.raises(ValueError, match="name: expected a name that is not taken, got 'clone'"):
         algos.register(Clone)
 
 

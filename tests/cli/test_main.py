@@ -89,7 +89,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     # settings that do not go together
     (
         ["train", "four-rooms", "--minibatch-size", "300"],
-        ["minibatch_size: expected a divisor of the batch, num_envs * rollout_length = 1024, got 300"],
+        ["minibatch_size: expected a divisor of the batch size, num_envs * rollout_length = 1024, got 300"],
     ),
     (["train", "four-rooms", "--k-min", "40"], ["k_min: expected at most k_max, 33, got 40"]),
     (["train", "four-rooms", "--rho-min", "9"], ["rho_min: expected at most rho_max, 5, got 9"]),

@@ -108,7 +108,7 @@ def test_objects_and_names_are_not_mixed_up():
     with pytest.raises(ConfigError, match="criterion: expected the object that the run was trained with"):
         make_job(presets.build("probe/action", criterion="own"))
     for name in ("stable-values", "own"):
-        with pytest.raises(ValueError, match="name: expected one that no criterion has"):
+        with pytest.raises(ValueError, match="name: expected a name that is not taken"):
             criteria.register(type("Twin", (Patience,), {"name": name}))
 
 

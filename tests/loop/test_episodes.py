@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import nextpolicy
-from nextpolicy.loop.episodes import Running, Tally, account, count, learned_reward
+from nextpolicy.loop.episodes import Running, Tally, account, clip_reward, count
 from nextpolicy.types import Step
 
 N, T = 3, 40
@@ -105,11 +105,11 @@ def test_a_tally_keeps_the_first_episodes_only(xp: Any) -> None:
 
 def test_clipping_keeps_the_score() -> None:
     step = Step(np.zeros(N), np.asarray([-3.0, 0.25, 9.0]), np.zeros(N, bool), np.zeros(N, bool))
-    assert learned_reward(step, float("inf")) is step
-    clipped = learned_reward(step, 0.5)
+    assert clip_reward(step, float("inf")) is step
+    clipped = clip_reward(step, 0.5)
     np.testing.assert_array_equal(clipped.reward, [-0.5, 0.25, 0.5])
     np.testing.assert_array_equal(clipped.score, step.reward)
-    again = learned_reward(clipped, 0.1)
+    again = clip_reward(clipped, 0.1)
     np.testing.assert_array_equal(again.score, step.reward)
 
 

@@ -337,7 +337,7 @@ def test_where_the_size_does_not_divide_minibatches_are_as_many(preset: str, fie
 
 def test_a_size_of_the_users_that_does_not_divide_is_refused() -> None:
     said = one_line(ConfigError, lambda: presets.build("four-rooms", num_envs=1, minibatch_size=256))
-    assert said.startswith("minibatch_size: expected a divisor of the batch, num_envs * rollout_length")
+    assert said.startswith("minibatch_size: expected a divisor of the batch size, num_envs * rollout_length")
     assert "num_envs: expected" in one_line(ConfigError, lambda: presets.build("four-rooms", num_envs=0))
 
 

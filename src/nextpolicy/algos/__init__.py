@@ -14,7 +14,7 @@ def register(algorithm: type[Algorithm]) -> None:
     taken = [name for name in algorithm.variants if name in VARIANTS]
     if algorithm.name in ALGORITHMS or taken:
         got = taken[0] if taken else algorithm.name
-        raise ValueError(f"name: expected one that no algorithm has, got {got!r}; choose another")
+        raise ValueError(f"name: expected a name that is not taken, got {got!r}; choose another")
     ALGORITHMS[algorithm.name] = algorithm
     VARIANTS.update({name: (algorithm, pace) for name, pace in algorithm.variants.items()})
 

@@ -54,6 +54,6 @@ class Algorithm(Protocol):
         """
         ...
 
-    def warm_up(self, learner: Any, rollout: Rollout) -> PyTree:
-        """Update only the statistics that normalise data, from a rollout of random actions."""
+    def update_statistics(self, learner: Any, rollout: Rollout) -> PyTree:
+        """Update only the statistics that normalise data; warm-up rounds, which act at random, do nothing else."""
         ...

@@ -2,7 +2,7 @@
 
 One round is the loop body of Algorithm 3 of Sandhu and Parr, "Approximate Next Policy Sampling" (arXiv 2605.05481). It
 computes V-trace targets and advantages of the target policy pi from data of the behavioural policy beta_k, then takes
-clipped gradient steps from beta_k to beta_{k+1}. If pi is always beta_k, all ratios are 1 and this is PPO.
+clipped gradient steps from beta_k to beta_{k+1}. If pi is beta_k, all ratios are 1 and this is PPO.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import optax
 
 _BELOW_ONE = 1 - 2**-24  # the largest float32 below 1
-_MAX_LOG_RATIO = 20.0  # exp(20) = 5e8 is above any clip in use, and its square is finite in float32
+_MAX_LOG_RATIO = 20.0  # exp(20) = 5e8 exceeds any rho_max used in practice, and its square is finite in float32
 
 
 @pytree
@@ -35,35 +35,35 @@ class PPOSettings(Settings):
     epochs: int = setting(4, "Passes over a round's batch.", low=1, high=10_000)
     minibatch_size: int = setting(
         1024,
-        "Samples per gradient step, a divisor of num_envs * rollout_length. If a preset's value is none, the number of "
-        "minibatches is kept.",
+        "Samples per gradient step, a divisor of num_envs * rollout_length. If a preset's value does not divide it, the "
+        "number of minibatches is kept.",
         low=1,
         high=INT32_MAX,
     )
     learning_rate: float = setting(3e-4, "Initial learning rate of Adam.", traced=True, low=0, high=1e6)
     learning_rate_final: float = setting(
-        0.0, "Final learning rate, reached by linear decay over the rounds.", traced=True, low=0, high=1e6
+        0.0, "Learning rate at the end of its linear decay over the rounds.", traced=True, low=0, high=1e6
     )
     gamma: float = setting(0.99, "Discount factor.", traced=True, low=0, high=_BELOW_ONE, interval="in [0, 1)")
     lam: float = setting(
         0.95, "Trace decay of GAE, Retrace and V-trace.", traced=True, low=0, high=1, interval="in [0, 1]"
     )
-    clip: float = setting(0.2, "Clip range of the probability ratio beta_{k+1} / beta_k.", traced=True, low=0)
+    clip: float = setting(0.2, "Clip range of the probability ratio beta_theta / beta_k.", traced=True, low=0)
     value_clip: float = setting(
-        0.2, "Clip range of the change of a value per round in the value loss; inf for no clip.", traced=True, low=0
+        0.2, "Change of a value per round beyond which its loss is clipped; inf for no clipping.", traced=True, low=0
     )
     value_coef: float = setting(0.5, "Weight of the value loss.", traced=True, low=0, high=1e6)
     entropy_coef: float = setting(0.01, "Weight of the entropy bonus.", traced=True, low=-1e6, high=1e6)
     max_grad_norm: float = setting(0.5, "Maximum global norm of the gradients.", traced=True, low=0)
-    rho_min: float = setting(0.0, "Lower clip of the importance ratio in V-trace.", traced=True, low=0, high=1e6)
-    rho_max: float = setting(5.0, "Upper clip of the importance ratio in V-trace.", traced=True, low=0)
+    rho_min: float = setting(0.0, "Lower bound on the importance ratio in V-trace.", traced=True, low=0, high=1e6)
+    rho_max: float = setting(5.0, "Upper bound on the importance ratio in V-trace.", traced=True, low=0)
     adam_eps: float = setting(1e-5, "Adam's epsilon.", low=0, high=1e6)
     advantage_kind: Literal["paper", "retrace", "vtrace"] = setting(
         "paper",
-        "Off-policy advantage: the paper's equation; Retrace's traces on state values, also biased; or V-trace.",
+        "Off-policy advantage: paper (its equation) and retrace (traces on state values) are biased; vtrace is V-trace's.",
     )
     advantage_norm: Literal["scale", "standardise", "none"] = setting(
-        "scale", "Divide advantages by their standard deviation, also subtract their mean, or neither."
+        "scale", "scale divides advantages by their standard deviation, standardise also subtracts their mean."
     )
     truncation: Literal["bootstrap", "terminal"] = setting(
         "bootstrap", "At a time limit, bootstrap from the true successor or treat the step as terminal."
@@ -77,14 +77,14 @@ class PPOSettings(Settings):
         """The minibatch size must divide the batch size, and rho_min must not exceed rho_max."""
         if batch_size % self.minibatch_size:
             raise ConfigError(
-                f"minibatch_size: expected a divisor of the batch, num_envs * rollout_length = {batch_size}, "
+                f"minibatch_size: expected a divisor of the batch size, num_envs * rollout_length = {batch_size}, "
                 f"got {self.minibatch_size}"
             )
         if self.rho_min > self.rho_max:
             raise ConfigError(f"rho_min: expected at most rho_max, {self.rho_max:g}, got {self.rho_min:g}")
 
     def environment_shards(self, num_envs: int) -> int:
-        """Each shard holds an equal part of the environments and of each minibatch."""
+        """The greatest number of shards with equal parts of the environments and of each minibatch."""
         return math.gcd(num_envs, self.minibatch_size)
 
 
@@ -160,12 +160,12 @@ class PPO:
         targets = self.evaluate_target(settings, learner, rollout, target_dist.log_prob(rollout.action))
         params, opt_state, fit = self.improve(settings, learner, rollout, targets, learning_rate, self.shards.key(key))
         # Statistics are updated only here: beta_{k+1} has the new parameters and the new statistics.
-        learned = self.warm_up(learner, rollout)._replace(params=params, opt_state=opt_state)
+        learned = self.update_statistics(learner, rollout)._replace(params=params, opt_state=opt_state)
         evidence = self._evidence(learner, learned, rollout, targets, target_dist)
         metrics = fit | self._diagnostics(settings, rollout, targets)
         return learned, evidence, metrics | {"learning_rate": learning_rate, "finite": self._finite(rollout, params)}
 
-    def warm_up(self, learner: Learner, rollout: Rollout) -> Learner:
+    def update_statistics(self, learner: Learner, rollout: Rollout) -> Learner:
         """Update the observation and return statistics from this round's data."""
         obs, discounted, valid = minibatch.flatten((rollout.obs, rollout.discounted_return, rollout.valid))
         obs_stats, reward_stats, axis = learner.obs_stats, learner.reward_stats, self.shards.axis_name
@@ -203,7 +203,7 @@ class PPO:
         learning_rate: Array,
         key: Array,
     ) -> tuple[Params, optax.OptState, Metrics]:
-        """Several epochs of minibatch gradient steps on `objective`; metrics are means over all steps."""
+        """Several epochs of minibatch gradient steps on `objective`; metrics are means over all gradient steps."""
         import optax
 
         obs, samples = minibatch.flatten(
@@ -239,9 +239,9 @@ class PPO:
     def objective(
         self, settings: PPOSettings, learner: Learner, params: Params, obs: Array, sample: _Sample
     ) -> tuple[Array, Metrics]:
-        """Loss -surrogate - entropy_coef entropy + value_coef value_loss of a minibatch, and metrics.
+        """The loss of a minibatch, and metrics; the ratio is beta_theta / beta_k.
 
-        The ratio is beta_theta / beta_k.
+        loss = -surrogate - entropy_coef * entropy + value_coef * value_loss
         """
         dist, value = self.networks.actor_critic(params, learner.obs_stats)(obs)
         log_ratio = dist.log_prob(sample.action) - sample.behaviour_log_prob
@@ -262,8 +262,9 @@ class PPO:
     def _evidence(
         self, before: Learner, after: Learner, rollout: Rollout, targets: Targets, target_dist: Distribution
     ) -> Evidence:
-        """Changes of values and policies, averaged over this round's states."""
+        """How far values and policies moved, averaged over this round's states."""
         mean = partial(self.shards.mean, valid=rollout.valid)
+        # Both values read observations by the same statistics, so that they differ by the gradient steps alone.
         next_value = self.networks.value(after.params, before.obs_stats)(rollout.obs)
         next_dist = self.networks.policy(self.behaviour(after))(rollout.obs)
         ratio = targets.ratio if rollout.valid is None else jnp.where(rollout.valid, targets.ratio, 0.0)
@@ -294,6 +295,6 @@ class PPO:
 
     def _optimiser(self) -> optax.GradientTransformation:
         """Adam without learning rate and norm clip, which are traced and applied in `improve`."""
-        import optax  # takes .3 s, which configurations and reports need not wait for
+        import optax  # importing it takes .3 s, which code that only reads configurations should not pay
 
         return optax.scale_by_adam(eps=self.static.adam_eps)

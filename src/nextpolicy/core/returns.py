@@ -79,7 +79,9 @@ def retrace_gae(
     kind: str = "paper",
     rho_max: float | Array = jnp.inf,
 ) -> Array:
-    """Advantages of the target policy with the traces of Retrace (Munos et al., 2016), c_t = min(lam, ratio_t).
+    """Advantages of the target policy with the paper's traces c_t = min(lam, ratio_t).
+
+    Munos et al. (2016) define Retrace with lam min(1, ratio_t) instead.
 
     `paper`    A_t = delta_t + discount_t c_t     (1 - cut_t) A_{t+1}    the paper's equation
     `retrace`  A_t = delta_t + discount_t c_{t+1} (1 - cut_t) A_{t+1}    Retrace's traces; c = 0 after the last step

@@ -1,4 +1,4 @@
-"""Criteria, which decide when the target policy follows the behavioural policy: one class per file, and the registry.
+"""Criteria decide when the target policy is updated to the behavioural policy. One class per file, and the registry.
 
 A criterion has `init` and `update` (see `Criterion`) and decides from the `Evidence` of a round. A registered criterion
 also has a name and a `Settings` class, whose fields become command-line options. Traced fields can be swept.
@@ -15,7 +15,7 @@ from nextpolicy.types import Array, Evidence, Metrics, PyTree
 
 
 class Criterion(Protocol):
-    """Decides once per round whether the target follows. Both methods must be traceable by JAX."""
+    """Decides once per round whether the target is updated. Both methods must be traceable by JAX."""
 
     def init(self) -> PyTree:
         """The state before the first round."""
@@ -24,7 +24,7 @@ class Criterion(Protocol):
     def update(
         self, state: PyTree, evidence: Evidence, params: PyTree, progress: Array
     ) -> tuple[PyTree, Array, Metrics]:
-        """Return (next state, whether to accept, metrics by name), with shapes [].
+        """Return (next state, whether to accept, metrics by name). The decision and each metric have shape [].
 
         params    the member's values: a `Settings` object, or the member's `criterion_params`
         progress  fraction of the rounds done, in [0, 1)
@@ -50,9 +50,9 @@ CRITERIA: dict[str, type[RegisteredCriterion]] = {c.name: c for c in (StableValu
 
 
 def register(criterion: type[RegisteredCriterion]) -> None:
-    """Add a criterion to the registry of this process. `--criterion` then accepts its name."""
+    """Add a criterion to the registry of this process; `train(criterion=NAME)` then accepts its name."""
     if criterion.name in (*CRITERIA, OWN):
-        raise ValueError(f"name: expected one that no criterion has, got {criterion.name!r}; choose another")
+        raise ValueError(f"name: expected a name that is not taken, got {criterion.name!r}; choose another")
     CRITERIA[criterion.name] = criterion
 
 

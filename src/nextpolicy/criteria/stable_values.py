@@ -1,7 +1,7 @@
-"""The criterion of the paper: the target follows once the value estimates are stable.
+"""The criterion of the paper: the target is updated once the value estimates are stable.
 
 Sandhu and Parr, "Approximate Next Policy Sampling" (arXiv 2605.05481), Algorithms 2 and 3. Parameters may be traced and
-batched, so PPO, static SV-PPO and dynamic SV-PPO share one compiled program.
+batched, so members with different gates share one compiled program.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from nextpolicy.types import Array, Evidence, Metrics
 
 Number = float | Array
 
-# Keeps ceil() from rounding up a float32 that is an integer plus rounding error. The exact k_min(progress) may exceed
-# an integer by as little as 1 / rounds, so this must be far smaller than that.
+# Keeps ceil() from rounding up a float32 that is an integer plus rounding error. For the k and numbers of rounds of the
+# paper, k_min(progress) exceeds an integer by more than this or not at all; tests compare with exact fractions.
 _ROUNDING = 1e-5
 
 
@@ -29,13 +29,20 @@ class GateParams(Settings):
     """Parameters of the gate. During training, each number may be traced or an array with one entry per member."""
 
     delta_v: float = setting(
-        0.05, "Values are stable if their mean change is at most this fraction of their mean size.", traced=True, low=0
+        0.05,
+        "Values are stable if their mean change is at most this fraction of their mean absolute value.",
+        traced=True,
+        low=0,
     )
     k_min: int = setting(
-        2, "Consecutive stable rounds after which the target follows.", traced=True, low=1, high=EXACT_INTEGER
+        2, "Consecutive stable rounds after which the target is updated.", traced=True, low=1, high=EXACT_INTEGER
     )
     k_max: int = setting(
-        16, "Rounds after which the target follows even if values are unstable.", traced=True, low=1, high=EXACT_INTEGER
+        16,
+        "Rounds after which the target is updated even if values are unstable.",
+        traced=True,
+        low=1,
+        high=EXACT_INTEGER,
     )
     decay_fraction: float = setting(
         0.0,
@@ -105,12 +112,13 @@ class StableValues:
 
     With diff = mean |y_t - v_k(s_t)| and scale = mean |y_t| over the round's batch:
 
-        stable        = diff <= delta_v * scale        (False if either is not finite)
+        stable        = diff <= delta_v * scale        (False if diff or scale is not finite)
         stable_rounds = (stable_rounds + 1) * stable
         rounds_held   = rounds_held + 1
         accept        = stable_rounds >= k_min or rounds_held >= k_max; both counters are then reset to 0
 
-    Over the first `decay_fraction` of training, k_min falls linearly to 1, and so does k_max if `decay_k_max`.
+    Over the first `decay_fraction` of training, k_min falls linearly to 1, rounded up, and so does k_max if
+    `decay_k_max`. With `diff_kind="network"`, diff = mean |v_{k+1}(s_t) - v_k(s_t)|.
     """
 
     name: ClassVar[str] = "stable-values"
@@ -123,7 +131,7 @@ class StableValues:
     def update(
         self, state: GateState, evidence: Evidence, params: GateParams, progress: Number
     ) -> tuple[GateState, Array, Metrics]:
-        """Decide after one round. The metrics hold the counters before they are reset."""
+        """Decide after one round. The metrics hold `stable_rounds` before it is reset."""
         diff = jnp.asarray(evidence.diff_target if params.diff_kind == "target" else evidence.diff_network)
         scale, delta_v = jnp.asarray(evidence.scale), jnp.asarray(params.delta_v)
         k_min = _decayed(params.k_min, params.decay_fraction, progress)

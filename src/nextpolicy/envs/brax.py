@@ -1,9 +1,9 @@
 """Brax environments, batched, with our own time limit and auto-reset.
 
-A fresh start state needs a physics initialisation, which is too slow for each of N environments at every step. The
+A fresh start state needs a physics initialisation, which is too slow to run for all N environments at every step. The
 state therefore carries a ring of start states: every step refills a sixteenth of it, and finished environments take the
-next entries in turn. No start is used twice as long as at most N/16 environments finish per step on average.
-`reset="cached"` is the behaviour of Brax's own wrapper: every environment always returns to its first state.
+next entries in turn. If at most N environments finish in any 16 steps, no start state is used twice.
+`reset="cached"` reproduces Brax's own wrapper: every environment always returns to its first state.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ NAMES = (
     "humanoid",
     "reacher",
 )
-PHYSICS = ("positional", "generalized", "spring", "mjx")  # Brax's own backends
+PHYSICS = ("positional", "generalized", "spring", "mjx")  # Brax's physics backends
 REFILL_SHARE = 16  # a step refills 1/16 of the ring
 
 
@@ -67,7 +67,7 @@ class BraxState(NamedTuple):
     """N environments and a ring of P start states for those that finish."""
 
     current: Start  # leaves [N, ...]
-    age: Array  # [N] int32, steps of this episode
+    age: Array  # [N] int32, steps taken in this episode
     ring: Start  # leaves [P, ...]
     ring_obs: Array  # [P, obs]
     read_at: Array  # int32: the entry that the next finished environment takes
@@ -75,7 +75,7 @@ class BraxState(NamedTuple):
 
 
 class _OldClip:
-    """`jax.numpy` with the arguments `a_min` and `a_max` that `jnp.clip` no longer has."""
+    """`jax.numpy`, except that `clip` still accepts `a_min` and `a_max`."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(jnp, name)
@@ -88,7 +88,7 @@ class _OldClip:
 
 
 def import_brax() -> ModuleType:
-    """`brax.envs`, without what it prints about optional packages."""
+    """Import `brax.envs` and hide its messages about missing optional packages."""
     printed = io.StringIO()
     with warnings.catch_warnings(), contextlib.redirect_stdout(printed):
         warnings.simplefilter("ignore", DeprecationWarning)  # jaxopt warns that it is deprecated
@@ -114,7 +114,7 @@ def _quiet_tracing() -> Iterator[None]:
 def _quiet_models() -> Iterator[None]:
     """Ignore two notices about old model files; turn MuJoCo's other warnings into Python warnings.
 
-    By default MuJoCo writes them to a file in the working directory.
+    By default, MuJoCo writes its warnings to a file in the working directory.
     """
     import mujoco
 
@@ -132,14 +132,14 @@ def _quiet_models() -> Iterator[None]:
 
 
 def names() -> list[str]:
-    """All environments of Brax."""
+    """The names of all Brax environments."""
     if importlib.util.find_spec("brax") is None:  # importing it takes seconds
         raise ModuleNotFoundError("No module named 'brax'", name="brax")
     return list(NAMES)
 
 
 def physics_of(name: str) -> tuple[str, ...]:
-    """Brax's own backends that an environment can run on, the default first."""
+    """Brax's physics backends that an environment can run on, the default first."""
     return {"swimmer": ("generalized",), "fast": ("none",)}.get(name, PHYSICS)
 
 
@@ -162,7 +162,7 @@ def make(
     at_least_one(env_id, "episode_length", episode_length)
     env = _construct(envs, name, backend)
     own = set(inspect.signature(type(env).__init__).parameters)
-    # `fast` can return dictionaries, which no network here reads; it ignores `n_frames`.
+    # `fast` can return dictionaries, which the networks here cannot read; it ignores `n_frames`.
     own -= {"self", "kwargs", "obs_mode", "asymmetric_obs"}
     own |= {"n_frames"} if name != "fast" else set()
     check_options(env_id, options, own | {"backend", "episode_length", "reset", "random_start"})
@@ -181,7 +181,7 @@ class BraxEnv:
     def __init__(self, env: Env, env_id: str, episode_length: int, *, cached: bool, random_start: bool):
         self.env = env
         self._cached, self._random_start, self._episode_length = cached, random_start, episode_length
-        # Inside jit, each is traced once, however often the program resets and steps.
+        # Under jit, reset and step are each traced once, however often the program calls them.
         start, advance = jax.jit(ordered(self._start_one)), jax.jit(ordered(self._step_one))
         self._start, self._advance = over_environments(start), over_environments(advance)
         obs = jax.eval_shape(start, jax.random.key(0))[1]
@@ -221,7 +221,7 @@ class BraxEnv:
         return (self.desynchronise(key_age, state) if self._random_start else state), obs
 
     def desynchronise(self, key: Array, state: BraxState) -> BraxState:
-        """Draw each environment's age from [0, episode_length), so that time limits do not coincide.
+        """Draw each environment's age from [0, episode_length), so that they do not all reach the time limit at once.
 
         Only the ages change; the physical states are still start states.
         """
@@ -244,7 +244,7 @@ class BraxEnv:
         return state._replace(current=current, age=jnp.where(done, 0, age)), step
 
     def _restarts(self, key: Array, state: BraxState, done: Array) -> tuple[Start, Array, BraxState]:
-        """A start state and observation for each of N environments, used if it is `done`, and the advanced ring.
+        """A start state and first observation for each environment (used only where `done`), and the advanced ring.
 
         The k-th finished environment takes entry read_at + k; then the chunk at write_at is refilled. The ring is a
         whole number of chunks, so no chunk wraps around.
@@ -280,7 +280,7 @@ BACKEND = Backend(
     prefix="brax",
     make=make,
     names=names,
-    checks_options=True,  # tracing a step takes seconds
+    checks_options=True,  # skips the check by tracing, which takes seconds
     extra="brax",
     packages=("brax", "jaxopt", "mujoco", "mujoco-mjx"),
     traced_modules=("brax",),

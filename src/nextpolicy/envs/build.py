@@ -1,4 +1,4 @@
-"""Makes environments from ids; the error for a wrong id names the nearest right ones."""
+"""Makes environments from ids; the error for an unknown id names the closest known ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nextpolicy.envs.registry import Backend
 
 
 def make(env: object, /, **options: object) -> DeviceEnv:
-    """The environment of this id, or a user's own gymnax-style environment object wrapped."""
+    """The environment with this id, or a wrapper around a user's gymnax-style environment."""
     if isinstance(env, str):
         return cast(DeviceEnv, _make(env, options, on_host=False))
     from nextpolicy.envs import gymnax
@@ -25,7 +25,7 @@ def make(env: object, /, **options: object) -> DeviceEnv:
 
 
 def make_host(env: str | Callable[[], object], /, **options: object) -> HostEnv:
-    """The host environment of this id, or of a callable that makes one Gymnasium environment."""
+    """The host environment with this id, or one built from a callable that makes a Gymnasium environment."""
     if isinstance(env, str):
         return cast(HostEnv, _make(env, options, on_host=True))
     from nextpolicy.envs import gymnasium
@@ -51,7 +51,7 @@ def _make(env_id: str, options: dict[str, object], *, on_host: bool) -> DeviceEn
 def check_id(env_id: str) -> None:
     """Raise ValueError for an unknown or excluded id, ImportError if its backend's packages are missing.
 
-    An id that names a module passes: importing the module may be what registers the environment.
+    An id that names a module is not checked, since the module may register it only when it is imported.
     """
     backend = _backend_of(env_id)
     reason = backend.excluded.get(registry.name_of(env_id))
@@ -62,7 +62,7 @@ def check_id(env_id: str) -> None:
 
 
 def names(prefix: str | None = None) -> list[str]:
-    """All ids, or those of one backend; for a backend without its packages, a line that says what to install."""
+    """All ids, or those of one backend; for a backend whose packages are not installed, a line that says what to install."""
     known = registry.backends()
     if prefix is not None and prefix not in known:
         raise ValueError(f"backend: expected one of {', '.join(map(repr, known))}, got {prefix!r}")

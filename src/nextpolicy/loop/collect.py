@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from nextpolicy.envs.base import DeviceEnv
 from nextpolicy.loop.actions import action_noise, random_actions, shape_action
-from nextpolicy.loop.episodes import Running, account, learned_reward
+from nextpolicy.loop.episodes import Running, account, clip_reward
 from nextpolicy.loop.keys import MemberKeys, RoundKeys
 from nextpolicy.loop.state import Agent, Hypers, Setup, Workers
 from nextpolicy.types import Array, Episodes, Rollout
@@ -49,7 +49,7 @@ def collect(
         if explore is not None and uniform is not None:
             action = jnp.where(explore, uniform, action)
         env_state, step = env.step(key, workers.env_state, shape_action(setup.spec, action))
-        step = learned_reward(step, config.reward_clip)
+        step = clip_reward(step, config.reward_clip)
         running, discounted_return, ended = account(workers.running, step, hypers.algorithm.gamma)
         assert step.next_obs is not None
         taken = Rollout(

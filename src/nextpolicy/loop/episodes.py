@@ -15,7 +15,7 @@ class Running(NamedTuple):
     episode_length: Any
 
 
-def learned_reward(step: Step[Any], reward_clip: float) -> Step[Any]:
+def clip_reward(step: Step[Any], reward_clip: float) -> Step[Any]:
     """The step with `reward` clipped to [-reward_clip, reward_clip] and the unclipped reward in `score`."""
     if reward_clip == float("inf"):
         return step

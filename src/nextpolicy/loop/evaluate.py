@@ -19,7 +19,7 @@ from nextpolicy.loop.actions import shape_action
 from nextpolicy.loop.episodes import Tally, count
 from nextpolicy.types import Array, Networks, PolicySnapshot, PyTree, Step
 
-NO_LIMIT = 10_000  # maximum steps per episode if the environment has no time limit
+DEFAULT_LIMIT = 10_000  # maximum steps per episode if the environment has no time limit
 
 Act = Callable[[Array, Array], Array]  # (key, raw observations [N, ...]) -> actions in the environment's shape
 Evaluate = Callable[[PolicySnapshot, Array], "Evaluation"]
@@ -44,9 +44,9 @@ def evaluator(
 ) -> Evaluate:
     """A function `evaluate(snapshot, key)` that plays `episodes` episodes in each of `num_envs` fresh environments.
 
-    It is compiled once for all members.
+    Compiled once for all members; on the host, only the policy is.
     """
-    limit = (max_steps or env.spec.time_limit or NO_LIMIT) * episodes
+    limit = (max_steps or env.spec.time_limit or DEFAULT_LIMIT) * episodes
     act = actor(env, networks, greedy)
     if is_host_env(env):
         compiled = jax.jit(lambda snapshot, key, obs: act(snapshot)(key, obs))
@@ -90,7 +90,7 @@ def _on_device(env: DeviceEnv, act: Act, key: Array, num_envs: int, episodes: in
 def _on_host(env: HostEnv, act: Act, key: Array, num_envs: int, episodes: int, limit: int) -> Evaluation:
     returns, lengths = np.zeros((num_envs, episodes), np.float32), np.zeros((num_envs, episodes), np.int32)
     tally = Tally(np.zeros(num_envs, np.int64), returns, lengths)
-    steps = limit + episodes  # auto-reset may take an extra step
+    steps = limit + episodes  # auto-reset may take one extra step per episode
     with contextlib.closing(_host_steps(env, act, key, num_envs, steps)) as played:
         for _, step in played:
             tally = count(tally, step)
@@ -102,7 +102,7 @@ def _on_host(env: HostEnv, act: Act, key: Array, num_envs: int, episodes: int, l
 def _host_steps(
     env: HostEnv, act: Act, key: Array, num_envs: int, steps: int, render: bool = False
 ) -> Generator[tuple[np.ndarray | None, Step[np.ndarray]], None, None]:
-    """Yields (frame of the first environment before the step or None, step) for at most `steps` steps."""
+    """Yields (frame, step) for `steps` steps; `frame` shows the first environment before the step, if `render`."""
     pool = env.start(num_envs, render=render)
     try:
         key_reset, key_run = jax.random.split(key)

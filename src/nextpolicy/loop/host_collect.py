@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nextpolicy.envs.base import HostEnv, HostPool
-from nextpolicy.loop.episodes import Running, account, learned_reward
+from nextpolicy.loop.episodes import Running, account, clip_reward
 from nextpolicy.loop.state import Setup
 from nextpolicy.types import A, Array, Distribution, PolicySnapshot, Step
 
@@ -124,7 +124,7 @@ class Worker:
 
     def _record(self, log: Log, step: Step[np.ndarray], t: int, group: int) -> None:
         """Write one group's step to row t of the log."""
-        step = learned_reward(step, self.reward_clip)
+        step = clip_reward(step, self.reward_clip)
         self.running[group], discounted_return, ended = account(self.running[group], step, self.gamma)
         column = group * len(step.reward)
         valid = np.ones_like(step.terminated) if step.valid is None else step.valid

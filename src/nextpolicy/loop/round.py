@@ -20,7 +20,7 @@ from nextpolicy.types import Array, Episodes, Evidence, Metrics, Rollout
 def one_round(
     setup: Setup, hypers: Hypers, agent: Agent, rollout: Rollout, episodes: Episodes, keys: RoundKeys
 ) -> tuple[Agent, Metrics]:
-    """Evaluate the target, improve the behavioural policy, decide whether the target follows."""
+    """Evaluate the target, improve the behavioural policy, decide whether to update the target."""
     algorithm, criterion = setup.algorithm, setup.criterion
     progress = agent.round / setup.config.num_rounds
     key_next, key_learn = learning_keys(keys.key_rest)
@@ -30,7 +30,7 @@ def one_round(
         hypers.algorithm, agent.learner, agent.target, without_artefacts(rollout), key_learn, progress
     )
 
-    # 2. Decide: plain and static members follow a fixed period, dynamic members the criterion.
+    # 2. Decide: a fixed period decides for plain and static members, the criterion for dynamic ones.
     rounds_held = agent.rounds_held + 1
     state, wanted, why = criterion.update(agent.criterion, evidence, hypers.criterion, progress)
     accept = jnp.where(hypers.period > 0, rounds_held >= hypers.period, wanted)
@@ -50,13 +50,13 @@ def one_round(
 
 
 def warm_up_round(setup: Setup, agent: Agent, rollout: Rollout, keys: RoundKeys) -> Agent:
-    """A round of random actions, which updates only the statistics. The target remains the behavioural policy."""
-    learner = setup.algorithm.warm_up(agent.learner, without_artefacts(rollout))
+    """A round of random actions, which updates only the statistics. The target is kept equal to the behavioural policy."""
+    learner = setup.algorithm.update_statistics(agent.learner, without_artefacts(rollout))
     return agent._replace(learner=learner, target=setup.algorithm.behaviour(learner), key=keys.key_rest)
 
 
 def without_artefacts(rollout: Rollout) -> Rollout:
-    """The rollout with zeros in all invalid steps.
+    """The rollout with all invalid steps set to zero.
 
     Masking the losses is not enough, since 0 * NaN is NaN in sums, traces and gradients.
     """

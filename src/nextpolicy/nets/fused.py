@@ -1,10 +1,10 @@
 """A small MLP as one forward and one backward GPU kernel, in bfloat16 with float32 accumulation.
 
-XLA runs each layer as a matmul and then reads the result again for the bias and the activation, forward and backward.
+XLA runs each layer as a matmul and then reads the result again for the bias and the activation, in both passes.
 For layers of width 256, this memory traffic costs more than the arithmetic. Here, a block of samples stays on the chip
 through all layers. The forward kernel writes only the activations that the backward pass reads. The backward kernel
-writes the gradients before each activation, and per-block sums for the bias gradients. XLA computes the weight
-gradients, which are matmuls.
+writes the gradients with respect to the pre-activations z_l, and per-block sums for the bias gradients. XLA computes
+the weight gradients, which are matmuls.
 
     h_0 = x,  z_l = h_{l-1} W_l + b_l,  h_l = act(z_l) for l < L,  out = z_L
 
@@ -27,7 +27,11 @@ Layers = list[tuple[Array, Array]]  # (W_l, b_l), l = 1..L
 
 ACTIVATIONS = ("tanh", "relu")
 WIDTHS = (16, 32, 64, 128, 256)  # Triton blocks must be powers of two, and wider layers do not fit on the chip
-ROWS, COLUMNS, WARPS = 64, 128, 4  # samples per block, columns per matmul, warps: fastest of 18 on an H200
+ROWS, COLUMNS, WARPS = (
+    64,
+    128,
+    4,
+)  # samples per block, columns per matmul, warps: the fastest of 18 combinations on an H200
 
 
 def supported(hidden: tuple[int, ...], activation: str, layer_norm: bool) -> bool:
@@ -52,19 +56,19 @@ def mlp(layers: Layers, x: Array, activation: str, interpret: bool = False) -> A
     lead, actions = x.shape[:-1], layers[-1][0].shape[-1]
     rows = x.reshape(-1, x.shape[-1]).astype(jnp.bfloat16)
     samples = rows.shape[0]
-    rows = _pad(rows, (-samples % ROWS, _excess(x.shape[-1])))
+    rows = _pad(rows, (-samples % ROWS, _padding(x.shape[-1])))
     padded = list(layers)
-    padded[0] = (_pad(padded[0][0], (_excess(x.shape[-1]), 0)), padded[0][1])
-    padded[-1] = (_pad(padded[-1][0], (0, _excess(actions))), _pad(padded[-1][1], (_excess(actions),)))
+    padded[0] = (_pad(padded[0][0], (_padding(x.shape[-1]), 0)), padded[0][1])
+    padded[-1] = (_pad(padded[-1][0], (0, _padding(actions))), _pad(padded[-1][1], (_padding(actions),)))
     weights, biases = zip(*padded, strict=True)
     out = _apply((activation, interpret), list(weights), jnp.concatenate(biases), rows)
     return out[:samples, :actions].reshape(*lead, actions)
 
 
 def mlps(networks: list[Layers], x: Array, activation: str, interpret: bool = False) -> list[Array]:
-    """`mlp` of several networks with equal hidden layers on the same inputs, side by side in the same kernels.
+    """`mlp` of several networks with hidden layers of equal widths on the same inputs, side by side in the same kernels.
 
-    For a small population this fills the GPU better than one network after another, with half the kernel launches.
+    For a small population this fills the GPU better than one network after another, with fewer kernel launches.
     """
     if len(networks) == 1:
         return [mlp(networks[0], x, activation, interpret)]
@@ -88,8 +92,8 @@ def _pad(x: Array, after: tuple[int, ...]) -> Array:
     return jnp.pad(x, [(0, n) for n in after]) if any(after) else x
 
 
-def _excess(width: int) -> int:
-    """Columns of padding so that `width` can be cut into chunks: up to 16, 32 or a multiple of 64."""
+def _padding(width: int) -> int:
+    """Number of columns that pad `width` to 16, 32 or a multiple of 64."""
     return -width % next((w for w in WIDTHS[:2] if w >= width), 64)
 
 
@@ -171,7 +175,7 @@ def _activate(static: Static, z: Array) -> Array:
 
 
 def _backward(static: Static, weights: list[Array], hidden: list[Array], d_out: Array) -> tuple[list[Array], Array]:
-    """[dz_1, ..., dz_{L-1}], and the sums of these and of d_out over each block of samples [blocks, 1, sum_l H_l]."""
+    """[dz_1, ..., dz_{L-1}], and sums of these and of d_out over blocks of samples, [blocks, 1, sum_l H_l]."""
     outputs = [jax.ShapeDtypeStruct(h.shape, jnp.bfloat16) for h in hidden]
     width = sum(h.shape[1] for h in [*hidden, d_out])
     outputs += [jax.ShapeDtypeStruct((d_out.shape[0] // ROWS, 1, width), jnp.float32)]
@@ -207,7 +211,7 @@ def _call(
 ) -> list[Array]:
     """Run `kernel` once for each block of rows of `blocked`, with the full arrays `whole`.
 
-    Outputs [B, H] have the same blocks of rows. In outputs [blocks, 1, H], each block writes one row.
+    Outputs [B, H] are split into the same blocks of rows. In outputs [blocks, 1, H], each block writes one row.
     """
     by_rows = lambda a: pl.BlockSpec((ROWS, a.shape[1]), lambda i: (i, 0))  # noqa: E731
     one_each = lambda a: pl.BlockSpec((1, 1, a.shape[2]), lambda i: (i, 0, 0))  # noqa: E731

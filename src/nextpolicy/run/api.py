@@ -118,7 +118,8 @@ def resume(
     recompute_metrics: bool = False,
     **custom: Any,
 ) -> Run:
-    """Resume a run from its newest intact checkpoint. The result equals an uninterrupted run bit for bit.
+    """Resume a run from its newest intact checkpoint. Inside XLA, the result equals an
+    uninterrupted run bit for bit; on the host, unfinished episodes are lost.
 
     Objects passed to `train` (environment, networks, criterion) must be passed again under the same names. Damaged or
     missing metrics are recomputed from an earlier checkpoint; if there is none, from round 0 with `recompute_metrics`.

@@ -1,4 +1,4 @@
-"""A trained policy, from the environment's own observations to its own actions."""
+"""A trained policy that maps an environment's own observations to its own actions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from nextpolicy.types import Array, Networks, PolicySnapshot
 class Policy:
     """`policy(obs, key=None)` returns actions for one observation or a batch: greedy without a key, sampled with one.
 
-    Observations and actions are NumPy arrays in the environment's own spaces: shape, dtype, bounds and the start of a
-    discrete space. If observations are state indices, the feature rows that the networks read are accepted too.
+    Observations and actions are NumPy arrays in the environment's own spaces, with their shapes, dtypes, bounds and
+    first discrete values. If observations are state indices, the feature rows that the networks read are accepted too.
     `policy.apply` is a pure function for `jit` and `vmap`.
     """
 
@@ -29,7 +29,7 @@ class Policy:
         snapshot: PolicySnapshot,
         arrange: Callable[[Array], Array] | None = None,
     ) -> None:
-        """`networks` take feature rows, not state indices. `arrange` is that of a host environment."""
+        """`networks` take feature rows, not state indices. `arrange` is `HostEnv.arrange`; None inside XLA."""
         self.spec, self.snapshot = spec, snapshot
         self._networks, self._arrange = networks, arrange
         table = spec.obs_table
@@ -61,7 +61,7 @@ class Policy:
         return action[()] if isinstance(self.spec.action, Discrete) else action
 
     def apply(self, obs: Array, key: Array | None = None) -> Array:
-        """Return actions as JAX arrays, not in the environment's own dtype. Traceable by `jit` and `vmap`."""
+        """Return actions as JAX arrays, without conversion to the environment's dtype. Works under `jit` and `vmap`."""
         obs = jnp.asarray(obs)
         action = self.spec.action.legal(self._choose(self.snapshot, obs, key))
         return action.reshape((*self._lead(obs), *action.shape[1:]))
@@ -84,10 +84,12 @@ class Policy:
             array = np.asarray(obs)
         except ValueError:  # ragged, such as the (obs, info) that `env.reset()` returns
             hint = "; write `obs, info = env.reset()`" if isinstance(obs, tuple) else ""
-            raise ValueError(f"obs: expected {self._one()}, got a {type(obs).__name__} of {len(obs)}{hint}") from None
+            raise ValueError(
+                f"obs: expected {self._one()}, got a {type(obs).__name__} of length {len(obs)}{hint}"
+            ) from None
         if not array.size or array.dtype.kind not in "biuf":
             got = type(array.ravel().tolist()[0]).__name__ if array.size else f"an array of shape {array.shape}"
-            raise ValueError(f"obs: expected {self._one()} of numbers, got {got}")
+            raise ValueError(f"obs: expected numbers, {self._one()}, got {got}")
         return array.astype(np.int32) if array.dtype.kind == "b" and self._states is not None else array
 
     def _numbered(self, obs: Any) -> bool:
@@ -104,7 +106,7 @@ class Policy:
         lead = obs.ndim - len(shape)
         if lead < 0 or obs.shape[lead:] != shape:
             got = f"{obs.dtype} of shape {obs.shape}"
-            raise ValueError(f"obs: expected {self._one()} or a batch of it for {self.spec.id}, got {got}")
+            raise ValueError(f"obs: expected {self._one()}, or a batch, for {self.spec.id}, got {got}")
         return tuple(obs.shape[:lead])
 
     def _one(self) -> str:
