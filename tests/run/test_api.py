@@ -102,7 +102,7 @@ def test_policy_takes_one_observation_or_a_batch(run: nextpolicy.Run) -> None:
     np.testing.assert_array_equal(act(obs, key), act(obs, key))
     assert (act(obs, key) != act(obs, jax.random.key(1))).any()
     assert (act(obs) != run.policy("behaviour", member=0)(obs)).any()
-    with pytest.raises(ValueError, match=r"^obs: expected shape \(3,\) or a batch of it, as .* shape \(5, 4\)$"):
+    with pytest.raises(ValueError, match=r"^obs: expected shape \(3,\), or a batch, .*shape \(5, 4\)$"):
         act(np.zeros((5, 4), np.float32))
     with pytest.raises(ConfigError, match=r"member: expected a whole number of at least 0 and at most 3.*, got 4"):
         run.policy(member=4)

@@ -184,11 +184,11 @@ def test_a_state_may_be_given_as_its_row() -> None:
             [
                 (
                     np.zeros(4),
-                    r"expected shape \(3,\) or a batch of it for custom/.*, got float32 of shape \(4,\)",
+                    r"expected shape \(3,\), or a batch, for custom/.*, got float32 of shape \(4,\)",
                 ),
                 (1.0, r"expected shape \(3,\) .* got float32 of shape \(\)"),
-                ({"a": 1}, r"expected shape \(3,\) of numbers.*, got dict"),
-                (["a", "b", "c"], r"expected shape \(3,\) of numbers.*, got str"),
+                ({"a": 1}, r"expected numbers, shape \(3,\).*, got dict"),
+                (["a", "b", "c"], r"expected numbers, shape \(3,\).*, got str"),
             ],
         ),
         (
@@ -197,7 +197,7 @@ def test_a_state_may_be_given_as_its_row() -> None:
                 (2, "expected a whole number from 3 to 6 for custom/.*, got 2"),
                 ([3, 7], "expected a whole number from 3 to 6 for custom/.*, got 7"),
                 (2**32 + 3, "expected a whole number from 3 to 6 for custom/.*, got 4294967299"),
-                (3.5, "expected a whole number from 3 to 6 or a batch of it for .*, got float32 of shape .*"),
+                (3.5, "expected a whole number from 3 to 6, or a batch, for .*, got float32 of shape .*"),
             ],
         ),
     ],
@@ -221,11 +221,11 @@ def test_discrete_actions_start_where_the_space_does() -> None:
         (
             VECTOR,
             (np.zeros(3), {}),
-            r"obs: expected shape \(3,\).*, got a tuple of 2; write `obs, info = env.reset\(\)`",
+            r"obs: expected shape \(3,\).*, got a tuple of length 2; write `obs, info = env.reset\(\)`",
         ),
-        (VECTOR, [[0.0], [0.0, 1.0]], r"obs: expected shape \(3,\).*, got a list of 2$"),
-        (VECTOR, np.zeros((0, 3)), r"obs: expected shape \(3,\) of numbers.*, got an array of shape \(0, 3\)"),
-        (VECTOR, np.zeros(3, object), r"obs: expected shape \(3,\) of numbers.*, got int"),
+        (VECTOR, [[0.0], [0.0, 1.0]], r"obs: expected shape \(3,\).*, got a list of length 2$"),
+        (VECTOR, np.zeros((0, 3)), r"obs: expected numbers, shape \(3,\).*, got an array of shape \(0, 3\)"),
+        (VECTOR, np.zeros(3, object), r"obs: expected numbers, shape \(3,\).*, got int"),
         (spaces.Discrete(5, start=2), True, r"obs: expected a whole number from 2 to 6 for .*, got 1$"),
     ],
 )

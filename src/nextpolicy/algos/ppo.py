@@ -35,8 +35,8 @@ class PPOSettings(Settings):
     epochs: int = setting(4, "Passes over a round's batch.", low=1, high=10_000)
     minibatch_size: int = setting(
         1024,
-        "Samples per gradient step, a divisor of num_envs * rollout_length. If a preset's value does not divide it, the "
-        "number of minibatches is kept.",
+        "Samples per gradient step, a divisor of num_envs * rollout_length. If a preset's value does not divide it, "
+        "the number of minibatches is kept.",
         low=1,
         high=INT32_MAX,
     )
@@ -60,7 +60,7 @@ class PPOSettings(Settings):
     adam_eps: float = setting(1e-5, "Adam's epsilon.", low=0, high=1e6)
     advantage_kind: Literal["paper", "retrace", "vtrace"] = setting(
         "paper",
-        "Off-policy advantage: paper (its equation) and retrace (traces on state values) are biased; vtrace is V-trace's.",
+        "Off-policy advantage: paper (its equation) and retrace (traces on state values) are biased; or vtrace.",
     )
     advantage_norm: Literal["scale", "standardise", "none"] = setting(
         "scale", "scale divides advantages by their standard deviation, standardise also subtracts their mean."

@@ -62,7 +62,7 @@ def check_id(env_id: str) -> None:
 
 
 def names(prefix: str | None = None) -> list[str]:
-    """All ids, or those of one backend; for a backend whose packages are not installed, a line that says what to install."""
+    """All ids, or those of one backend. If its packages are not installed, a line says what to install."""
     known = registry.backends()
     if prefix is not None and prefix not in known:
         raise ValueError(f"backend: expected one of {', '.join(map(repr, known))}, got {prefix!r}")

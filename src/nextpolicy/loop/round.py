@@ -50,7 +50,7 @@ def one_round(
 
 
 def warm_up_round(setup: Setup, agent: Agent, rollout: Rollout, keys: RoundKeys) -> Agent:
-    """A round of random actions, which updates only the statistics. The target is kept equal to the behavioural policy."""
+    """A round of random actions: only statistics are updated, and the target stays equal to the behavioural policy."""
     learner = setup.algorithm.update_statistics(agent.learner, without_artefacts(rollout))
     return agent._replace(learner=learner, target=setup.algorithm.behaviour(learner), key=keys.key_rest)
 

@@ -66,7 +66,7 @@ def mlp(layers: Layers, x: Array, activation: str, interpret: bool = False) -> A
 
 
 def mlps(networks: list[Layers], x: Array, activation: str, interpret: bool = False) -> list[Array]:
-    """`mlp` of several networks with hidden layers of equal widths on the same inputs, side by side in the same kernels.
+    """`mlp` of several networks with equal hidden widths on the same inputs, side by side in the same kernels.
 
     For a small population this fills the GPU better than one network after another, with fewer kernel launches.
     """
