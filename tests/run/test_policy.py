@@ -120,7 +120,7 @@ def test_images_with_channels_first_are_taken_as_they_come() -> None:
     logits = policy._networks.policy(policy.snapshot)(jnp.asarray(rows)).logits
     assert len(set(np.argmax(logits, axis=-1).tolist())) > 1
     np.testing.assert_array_equal(policy(frames), np.argmax(logits, axis=-1))
-    with pytest.raises(ValueError, match=r"expected shape \(3, 5, 4\) .*, got uint8 of shape \(5, 4"):
+    with pytest.raises(ValueError, match=r"expected shape \(3, 5, 4\).*, got uint8 of shape \(5, 4"):
         policy(rows[0])
 
 

@@ -23,7 +23,7 @@ from nextpolicy.run.folder import RunError
 from .helpers import COMMAND, SMALL, assert_same_run, contents, environment, options
 
 # Environments of other people, and a member axis of their code: their own rules.
-pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse]
+pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse, pytest.mark.quick_compilation]
 
 FIELDS: dict[str, Any] = {**SMALL, "seeds": 2, "algo": ("sv-dynamic",), "normalise_reward": True}
 
