@@ -186,7 +186,7 @@ def test_a_state_may_be_given_as_its_row() -> None:
                     np.zeros(4),
                     r"expected shape \(3,\), or a batch, for custom/.*, got float32 of shape \(4,\)",
                 ),
-                (1.0, r"expected shape \(3,\) .* got float32 of shape \(\)"),
+                (1.0, r"expected shape \(3,\).* got float32 of shape \(\)"),
                 ({"a": 1}, r"expected numbers, shape \(3,\).*, got dict"),
                 (["a", "b", "c"], r"expected numbers, shape \(3,\).*, got str"),
             ],
