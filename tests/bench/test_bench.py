@@ -177,7 +177,7 @@ def test_works_compiled_side_by_side_are_told_in_order_and_one_that_fails_loses_
         ),
         (["--contenders", "purejaxrl"], "expected --purejaxrl with the path"),
         (["--contenders", "purejaxrl", "--purejaxrl", "nowhere"], "expected a checkout that has ppo.py"),
-        (["--contenders", "brax"], "brax: expected environments of brax/, got gymnax/CartPole-v1"),
+        (["--contenders", "brax"], "brax: expected an environment of brax/, got gymnax/CartPole-v1"),
         (["--contenders", "ppo,sb3"], "pip install stable-baselines3"),
         (
             ["--contenders", "rejax", "--peer-python", "rejax=nowhere"],

@@ -242,7 +242,7 @@ def test_work_that_purejaxrl_does_otherwise_is_refused(checkout):
         peers.check_purejaxrl(checkout, "gymnax/CartPole-v1", {"hidden": "32"})
     with pytest.raises(ConfigError, match=r"add --set torso=mlp activation=tanh layer_norm=False hidden=64,64$"):
         peers.check_purejaxrl(checkout, "gymnax/Breakout-MinAtar", {})
-    with pytest.raises(ConfigError, match="expected environments of gymnax/ and brax/"):
+    with pytest.raises(ConfigError, match="expected an environment of gymnax/ or brax/"):
         peers.check_purejaxrl(checkout, "four-rooms", {})
     with pytest.raises(ConfigError, match=r"expected no env_options besides backend, got max_steps_in_episode"):
         peers.check_purejaxrl(checkout, "gymnax/CartPole-v1", {"env_options": {"max_steps_in_episode": 9}})

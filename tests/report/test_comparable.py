@@ -21,7 +21,7 @@ def test_different_settings_of_an_environment_are_refused_unless_asked_for(tmp_p
     write_run(tmp_path / "other", "brax/ant", seeds=(2, 3), learning_rate=1e-3)
     assert report(tmp_path, "--out", tmp_path / "r.html") == 2
     said = complaint(capsys)
-    assert "learning_rate: expected the same on brax/ant in all runs, got 0.0003 in" in said
+    assert "learning_rate: expected the same value in all runs on brax/ant, got 0.0003 in" in said
     assert f"and 0.001 in {tmp_path / 'other'}; --allow-mixed" in said
     assert report(tmp_path, "--out", tmp_path / "r.html", "--allow-mixed", "--page-only") == 0
 
@@ -42,7 +42,7 @@ def test_fields_of_one_environment_need_no_permission_and_are_said(tmp_path, cap
     assert "Mixed settings" not in page
     write_run(tmp_path / "c", "brax/hopper", seeds=(2, 3), rounds=30)  # the environment under another setting
     assert report(tmp_path, "--out", tmp_path / "r.html", "--page-only") == 2
-    assert "gamma: expected the same on brax/hopper in all runs, got " in complaint(capsys)
+    assert "gamma: expected the same value in all runs on brax/hopper, got " in complaint(capsys)
 
 
 def test_values_of_many_environments_are_counted(tmp_path):

@@ -24,7 +24,7 @@ class _StopError(Exception):
 def check(env: str) -> None:
     """Raise unless the environment is a Brax environment."""
     if not env.startswith("brax/"):
-        raise ConfigError(f"brax: expected environments of brax/, got {env}")
+        raise ConfigError(f"brax: expected an environment of brax/, got {env}")
 
 
 def brax(env: str, members: int, fields: dict[str, Any]) -> Contender:

@@ -76,7 +76,7 @@ def purejaxrl_script(path: str, env: str) -> Path:
     """The script of the checkout that trains on `env`."""
     folder = Path(path) / "purejaxrl" if (Path(path) / "purejaxrl").is_dir() else Path(path)
     if not env.startswith(("gymnax/", "brax/")):
-        raise ConfigError(f"purejaxrl: expected environments of gymnax/ and brax/, got {env}")
+        raise ConfigError(f"purejaxrl: expected an environment of gymnax/ or brax/, got {env}")
     script = folder / ("ppo_continuous_action.py" if env.startswith("brax/") else "ppo.py")
     if not script.is_file():
         raise ConfigError(f"purejaxrl: expected a checkout that has {script.name}, got {path}")

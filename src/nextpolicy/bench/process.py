@@ -19,7 +19,7 @@ PACKAGES = {"sb3": "stable-baselines3", "sbx": "sbx-rl", "rejax": "rejax"}
 
 
 class PeerError(RuntimeError):
-    """The process of a peer failed. The message is one line."""
+    """A peer's process failed. The message is one line."""
 
 
 class PeerProcess:
@@ -63,7 +63,7 @@ class PeerProcess:
         """End the process by closing its input; kill it if it does not stop."""
         for stream in (self.process.stdin, self.process.stdout):
             assert stream is not None
-            with contextlib.suppress(OSError):  # unread input is lost
+            with contextlib.suppress(OSError):  # closing flushes, which fails if the process has already exited
                 stream.close()
         try:
             self.process.wait(timeout=10)
@@ -81,11 +81,14 @@ def check(peer: str, env: str, pythons: Mapping[str, str]) -> None:
         raise ConfigError(f"{peer}: expected the Python interpreter of its virtual environment, got {pythons[peer]}")
     backends = ("gymnax/", "brax/") if peer == "rejax" else ("gymnax/", "gym/")
     if not env.startswith(backends):
-        raise ConfigError(f"{peer}: expected environments of {' and '.join(backends)}, got {env}")
+        raise ConfigError(f"{peer}: expected an environment of {' or '.join(backends)}, got {env}")
 
 
 def contender(peer: str, python: str, env: str, members: int, fields: dict[str, Any]) -> Contender:
-    """A peer on the same work. Peers that train one seed at a time run one, since their rate does not depend on it."""
+    """A contender that runs a peer with our workload.
+
+    Peers that train one seed at a time run a single seed, since their rate does not depend on the number of seeds.
+    """
     config = presets.build(env, **fields)
     check_env_options(peer, config)
     backend, name = env.split("/", 1)
@@ -98,7 +101,9 @@ def contender(peer: str, python: str, env: str, members: int, fields: dict[str, 
         **{k: config.value(k) for k in _FIELDS},
     }
     if config.net.torso not in ("auto", "mlp") or config.net.layer_norm:
-        raise ConfigError(f"{peer}: expected an MLP without layer_norm, got torso {config.net.torso}")
+        raise ConfigError(
+            f"{peer}: expected an MLP without layer_norm, got torso {config.net.torso}, layer_norm {config.net.layer_norm}"
+        )
     process = PeerProcess(peer, python, work)
     last: dict[str, Any] = {}
 

@@ -1,7 +1,7 @@
 """Checks that runs can be compared: the same settings on each environment, and no seed twice.
 
-Environments of one suite may have different settings (`[environment."..."]` of a suite file): each is compared with PPO
-on the same environment, and the report lists the differences.
+Environments in one suite may have different settings (`[environment."..."]` in the suite file), because variants are
+compared with PPO only on the same environment. The report lists the settings that differ.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nextpolicy.config import Member
 from nextpolicy.report.runs import ReportError, Run, find, load
 from nextpolicy.runfiles import OPERATIONAL_FIELDS
 
-# Settings that may differ between compared runs: those that are compared, and those that do not change the numbers.
+# Settings that may differ between compared runs: those under comparison, and those that do not affect the results.
 FREE_FIELDS = {"env", "env_options", "seeds", "algo", "sweep"} | OPERATIONAL_FIELDS
 
 
@@ -37,7 +37,7 @@ def load_all(paths: Sequence[str | Path], *, allow_mixed: bool = False, allow_ga
 
 
 def _must_stand_apart(runs: list[Run]) -> bool:
-    """Whether runs of one environment cannot be pooled: a seed twice, or one variant with two settings."""
+    """Whether runs of one environment cannot be pooled: a variant has a seed twice, or different settings."""
     for i, run in enumerate(runs):
         for other in runs[:i]:
             shared = {m.variant for m in run.members} & {m.variant for m in other.members}
@@ -57,14 +57,14 @@ def _distinct_names(runs: list[Run]) -> dict[Path, str]:
 
 
 def differing_fields(run: Run, other: Run) -> list[str]:
-    """Settings that differ and must not within one comparison."""
+    """Settings that differ but must be the same within one comparison."""
     fields = sorted({*run.settings, *other.settings} - FREE_FIELDS)
     missing = "not recorded"
     return [f for f in fields if run.settings.get(f, missing) != other.settings.get(f, missing)]
 
 
 def _environment(run: Run) -> str:
-    """The environment's id and options, without the folder's name that `load_all` may add."""
+    """The environment's id and options, without the folder name that `load_all` may append."""
     return str([run.settings.get("env"), run.settings.get("env_options")])
 
 
@@ -102,8 +102,8 @@ def _check_settings(runs: list[Run]) -> None:
         for field in differing_fields(run, other):
             ours, theirs = (r.settings.get(field, "not recorded") for r in (run, other))
             raise ReportError(
-                f"{field}: expected the same on {run.env} in all runs, got {ours} in {run.path} and {theirs} in "
-                f"{other.path}; --allow-mixed compares them nevertheless"
+                f"{field}: expected the same value in all runs on {run.env}, got {ours} in {run.path} and {theirs} in "
+                f"{other.path}; --allow-mixed compares them anyway"
             )
 
 

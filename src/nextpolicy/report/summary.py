@@ -1,4 +1,4 @@
-"""The title of a report, its summary in three sentences, and its headline numbers."""
+"""The title of a report, its summary in a few sentences, and its headline numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pandas as pd
 from nextpolicy.report.tables import Comparison
 from nextpolicy.report.text import Row, count, number, suite_name, with_interval
 
-MOST = 2  # variants or scores in a sentence; the tables hold all
+MOST = 2  # at most this many variants or scores per sentence; the tables list them all
 
 
 def title(members: pd.DataFrame) -> str:
@@ -21,7 +21,7 @@ def title(members: pd.DataFrame) -> str:
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """Three sentences: the runs, their scores (in percent of PPO, if possible), and what the gate did."""
+    """A few sentences: the runs, their scores (as a percentage of PPO's, if possible), and what the gate did."""
     members, totals = comparison.members, comparison.totals
     finished = sum(run.state == "finished" for run in comparison.runs)
     first = (
@@ -36,7 +36,7 @@ def sentences(comparison: Comparison) -> list[str]:
     if scored:
         return [first, *_in_returns(scored, members)]
     if finished < len(comparison.runs):
-        return [first, "No member has a score yet: only finished runs have scores and statistics of the gate."]
+        return [first, "No member has a score yet: only finished runs have scores and gate statistics."]
     return [first, "No member has a score; the table says why."]
 
 
@@ -52,7 +52,7 @@ def _against_ppo(shown: list[Row], comparison: Comparison) -> list[str]:
         )
         gate.append(
             f"{row['variant']} updated its target in {number(table['updates_pct_of_ppo'].median(), places=1)} % of "
-            f"rounds, each time by {number(row['kl_target_x_ppo'])} × the KL of a PPO update"
+            f"rounds, on average by {number(row['kl_target_x_ppo'])} × the KL of a PPO update"
         )
     rest = _more(len(_comparable(totals)) - len(shown), "comparison")
     where = f"On {suite_name(suite)}, " if totals["suite"].nunique() > 1 else ""
@@ -79,7 +79,7 @@ def _more(n: int, noun: str) -> str:
 
 
 def scored_rows(scores: pd.DataFrame) -> list[Row]:
-    """Rows of the table of returns that have a score."""
+    """Rows of the returns table that have a score."""
     return list(scores[scores["score"].notna()].to_dict("records"))
 
 
@@ -88,7 +88,7 @@ def _comparable(totals: pd.DataFrame) -> pd.DataFrame:
 
 
 def headlines(totals: pd.DataFrame) -> list[Row]:
-    """Rows of the aggregate table: the best four variants on the suite with most environments."""
+    """Rows of the aggregate table: the four best variants on the suite with the most environments."""
     ours = _comparable(totals)
     if not len(ours):
         return []
@@ -98,7 +98,7 @@ def headlines(totals: pd.DataFrame) -> list[Row]:
 
 
 def wins(table: pd.DataFrame) -> tuple[int, int]:
-    """Numbers of environments on which a variant is significantly better and worse than PPO."""
+    """On how many environments a variant is significantly better than PPO, and on how many it is worse."""
     sides = (table["score_pct_of_ppo"] > 100, table["score_pct_of_ppo"] < 100)
     better, worse = (int((table["significant"] & side).sum()) for side in sides)
     return better, worse
