@@ -101,9 +101,8 @@ def contender(peer: str, python: str, env: str, members: int, fields: dict[str, 
         **{k: config.value(k) for k in _FIELDS},
     }
     if config.net.torso not in ("auto", "mlp") or config.net.layer_norm:
-        raise ConfigError(
-            f"{peer}: expected an MLP without layer_norm, got torso {config.net.torso}, layer_norm {config.net.layer_norm}"
-        )
+        got = f"torso {config.net.torso}, layer_norm {config.net.layer_norm}"
+        raise ConfigError(f"{peer}: expected an MLP without layer_norm, got {got}")
     process = PeerProcess(peer, python, work)
     last: dict[str, Any] = {}
 
