@@ -122,3 +122,69 @@ def test_plain_members_do_not_ask_an_own_criterion(tmp_path):
 
     run = nextpolicy.train("probe/action", algo=("ppo", "sv-dynamic"), criterion=Never(), out=tmp_path / "r", **SMALL)
     assert run.metrics.groupby("member")["accepted"].sum().tolist() == [12, 0]
+
+
+@pytest.mark.parametrize("wrong", [Patience, 5, object()], ids=["class", "number", "object"])
+def test_what_is_no_criterion_is_one_line(tmp_path, wrong):
+    with pytest.raises(
+        ConfigError, match=r"criterion: expected a name, or an object with init\(\) and update\(\), got"
+    ):
+        nextpolicy.train("probe/action", criterion=wrong, out=tmp_path / "run", **SMALL)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("factor", [0.9, [0.9, 0.99], jnp.ones(3)], ids=["scalar", "list", "too long"])
+def test_parameters_have_an_entry_for_each_member(tmp_path, factor):
+    with pytest.raises(ConfigError, match="criterion_params: expected arrays with a leading axis of 2, one entry per"):
+        nextpolicy.train(
+            "probe/action", criterion=Patience(), criterion_params=factor, seeds=2, out=tmp_path / "run", **SMALL
+        )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("patience")
+def test_programs_of_registered_classes_are_not_cached():
+    """Their code is not part of a cached program's name, so an edited class must be traced again."""
+    assert make_job(presets.build("probe/action")).by_name
+    assert not make_job(presets.build("probe/action", criterion="patience")).by_name
+
+
+def test_a_named_criterion_is_not_replaced_on_resume(tmp_path):
+    run = nextpolicy.train("probe/action", algo="ppo", out=tmp_path / "run", **SMALL)
+    with pytest.raises(ValueError, match="was trained with a named criterion, got an object"):
+        nextpolicy.resume(run.path, criterion=Patience(), quiet=True)
+
+
+@pytest.mark.usefixtures("patience")
+def test_a_static_field_is_not_swept():
+    with pytest.raises(ConfigError, match="sweep: expected fields that members may differ in"):
+        presets.build("probe/action", criterion="patience", sweep={"grumpy": (True, False)})
+
+
+def test_a_field_name_belongs_to_one_section():
+    @pytree
+    @dataclass(frozen=True)
+    class Taken(Settings):
+        gamma: float = setting(0.5, "Another gamma.", low=0, high=1)
+
+    criteria.register(type("Twin", (Patience,), {"name": "twin", "settings": Taken}))
+    try:
+        with pytest.raises(ConfigError, match="settings: expected each field name once, got 'gamma'"):
+            presets.build("probe/action", criterion="twin")
+    finally:
+        del criteria.CRITERIA["twin"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"), [({"round": 1.0}, "got 'round'"), ({"three": jnp.zeros(3)}, r"got 'three' of shape \(3,\)")]
+)
+def test_metrics_are_scalars_with_names_of_their_own(tmp_path, metric, words):
+    class Chatty:
+        def init(self):
+            return ()
+
+        def update(self, state, evidence, params, progress):
+            return state, jnp.asarray(True), metric
+
+    with pytest.raises(ValueError, match=f"metrics: expected .*{words}"):
+        nextpolicy.train("probe/action", criterion=Chatty(), out=tmp_path / "run", **SMALL)

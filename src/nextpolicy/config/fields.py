@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -30,23 +31,23 @@ def settings_classes(algo: tuple[str, ...], criterion: str) -> tuple[type[Settin
     return VARIANTS[algo[0]][0].settings, settings_class(criterion)
 
 
-_ACTIVE: dict[tuple[type, type], dict[str, FieldInfo]] = {}
-
-
 def active_fields(algorithm_settings: type[Settings], criterion_settings: type[Settings]) -> dict[str, FieldInfo]:
     """The fields of a configuration with these settings, by flat name."""
-    pair = (algorithm_settings, criterion_settings)
-    if pair not in _ACTIVE:
-        _ACTIVE[pair] = _fields_of(*pair)
-    return _ACTIVE[pair]
+    return _fields_of(algorithm_settings, criterion_settings)  # type: ignore[arg-type]
 
 
+@functools.cache
 def _fields_of(algorithm_settings: type[Settings], criterion_settings: type[Settings]) -> dict[str, FieldInfo]:
     sections: dict[str, type[Settings]] = {
         **{"environment": EnvConfig, "net": NetConfig},
         **{"algorithm": algorithm_settings, "criterion": criterion_settings, "run": RunConfig},
     }
-    return {info.name: info for section, cls in sections.items() for info in field_infos(section, cls)}
+    infos = [info for section, cls in sections.items() for info in field_infos(section, cls)]
+    fields = {info.name: info for info in infos}
+    for info in infos:
+        if fields[info.name] is not info:
+            raise ConfigError(f"settings: expected each field name once, got {info.name!r} in two sections; rename one")
+    return fields
 
 
 class _AllFields(Mapping[str, FieldInfo]):

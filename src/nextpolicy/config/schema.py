@@ -102,11 +102,15 @@ class TrainConfig:
 
     def replace(self, /, **changes: Any) -> TrainConfig:
         """A copy with fields changed by flat name. Values may be strings, as on the command line."""
-        chosen = {name: convert(known_field(name), raw) for name, raw in changes.items()}
-        config = self._with_settings_of(chosen.get("algo", self.run.algo), chosen.get("criterion", self.run.criterion))
+        algo, criterion = (
+            convert(known_field(name), changes[name]) if name in changes else self.value(name)
+            for name in ("algo", "criterion")
+        )
+        config = self._with_settings_of(algo, criterion)
         fields = active_fields(type(config["algorithm"]), type(config["criterion"]))
         sections: dict[str, dict[str, Any]] = {}
-        for name, value in chosen.items():
+        for name, raw in changes.items():
+            value = convert(fields.get(name) or known_field(name), raw)
             if name not in fields:
                 raise ConfigError(f"{name}: expected a field of this algorithm and criterion, got one of {owner(name)}")
             if fields[name].low is not None:

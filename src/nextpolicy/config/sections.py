@@ -27,7 +27,10 @@ class EnvConfig(Settings):
         high=INT32_MAX,
     )
     reward_clip: float = setting(
-        math.inf, "Clip rewards to [-x, x] for learning; reported returns are unclipped. inf for no clip.", low=0
+        math.inf,
+        "Clip rewards to [-x, x] for learning; reported returns are unclipped. inf for no clip.",
+        low=1e-30,
+        interval="above 0, or inf",
     )
 
 

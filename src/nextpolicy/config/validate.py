@@ -44,7 +44,7 @@ def _check_types(config: TrainConfig) -> None:
         if info.low is None:
             got, kind = config.value(name), typing.get_origin(info.annotation) or info.annotation
             convert(info, got)
-            kinds: Any = {tuple: (tuple, list), dict: Mapping, bool: bool}.get(kind, str)
+            kinds: Any = {tuple: (tuple, list), dict: Mapping, bool: bool, int: int, float: (int, float)}.get(kind, str)
             if not isinstance(got, kinds):
                 raise ConfigError(f"{name}: expected {describe(info)}, got {shown(got)}")
 
@@ -59,6 +59,8 @@ def _check_settings(config: TrainConfig) -> None:
     for name in config.run.sweep:
         if name not in config.fields():
             raise ConfigError(f"sweep: expected fields of this algorithm and criterion, got {name!r}")
+        if not config.fields()[name].traced:
+            raise ConfigError(f"sweep: expected fields that members may differ in, got {name!r}")
 
 
 def _check_members(config: TrainConfig) -> None:

@@ -43,9 +43,9 @@ def check_folder(task: Task) -> None:
         return
     found, expected = RunFolder.open(task.path).config().flat(), task.config.flat()
     for name, value in expected.items():
-        if found[name] != value:
+        if found.get(name) != value:
             raise SuiteError(
-                f"suite: expected {name} = {value} in {task.path}, got a run with {name} = {found[name]}; "
+                f"suite: expected {name} = {value} in {task.path}, got a run with {name} = {found.get(name)}; "
                 f"choose another --out"
             )
 

@@ -33,6 +33,7 @@ def one_round(
     # 2. Decide: a fixed period decides for plain and static members, the criterion for dynamic ones.
     rounds_held = agent.rounds_held + 1
     state, wanted, why = criterion.update(agent.criterion, evidence, hypers.criterion, progress)
+    check_metrics(fit | why)
     accept = jnp.where(hypers.period > 0, rounds_held >= hypers.period, wanted)
 
     # 3. The target jumps to beta_{k+1}, or is held.
@@ -46,7 +47,17 @@ def one_round(
         **evidence_metrics(evidence, accept),
         "accepted": accept,
         "rounds_held": rounds_held,
+        "finite": fit.get("finite", jnp.asarray(True)),
     }
+
+
+def check_metrics(metrics: Metrics) -> None:
+    """Raise unless all metrics are scalars whose names are not columns of the table they are written to."""
+    for name, value in metrics.items():
+        if name in ("round", "env_steps", "member", "seed", "variant", "steps_per_second"):
+            raise ValueError(f"metrics: expected names other than the table's own columns, got {name!r}")
+        if jnp.shape(value) != ():
+            raise ValueError(f"metrics: expected scalars, got {name!r} of shape {jnp.shape(value)}")
 
 
 def warm_up_round(setup: Setup, agent: Agent, rollout: Rollout, keys: RoundKeys) -> Agent:

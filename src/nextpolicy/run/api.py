@@ -195,13 +195,16 @@ def _in_one_process(path: str | Path, hold: Callable[[], RunFolder]) -> RunFolde
 
 
 def _same_custom(folder: RunFolder, custom: dict[str, Any]) -> dict[str, Any]:
-    wanted = set(folder.raw_config().get("custom", []))
+    renamed = {"gate_params": "criterion_params"}  # in version 0.1
+    wanted = {renamed.get(name, name) for name in folder.raw_config().get("custom", [])}
     _check_custom_names(custom)
     missing = wanted - {k for k, v in custom.items() if v is not None}
     if missing:
         raise RunError(
             f"run: {folder.path} was trained with a custom {', '.join(sorted(missing))}; pass the same again"
         )
+    if custom.get("criterion") is not None and "criterion" not in wanted:
+        raise RunError(f"run: {folder.path} was trained with a named criterion, got an object; leave out criterion=")
     _check_env_fn(custom.get("env_fn"))
     return custom
 

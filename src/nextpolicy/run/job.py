@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from nextpolicy.config import ConfigError, TrainConfig
+from nextpolicy.config import ConfigError, TrainConfig, shown
 from nextpolicy.criteria import OWN, Criterion
 from nextpolicy.envs import build as envs
 from nextpolicy.envs.base import DeviceEnv, Discrete, EnvSpec, HostEnv, is_host_env
@@ -99,13 +99,7 @@ def make_job(
     env_fn: Callable[[], Any] | None = None,
 ) -> Job:
     """Build the job of a configuration. Objects passed by the caller replace those it names."""
-    if config.run.criterion == OWN and criterion is None:
-        raise ConfigError(f"criterion: expected the object that the run was trained with, got the name {OWN!r}")
-    if criterion_params is not None and criterion is None:
-        raise ConfigError(
-            "criterion_params: expected a criterion object with them, got none; "
-            "set the fields of a named criterion instead, such as delta_v"
-        )
+    _check_criterion(config, criterion, criterion_params)
     on_host = env_fn is not None or (env is None and is_host(config.environment.env))
     _check_devices(config, on_host, observer)
     made: DeviceEnv | HostEnv
@@ -117,7 +111,35 @@ def make_job(
     setup = Setup(config, made.spec, networks, make_criterion(config, criterion))
     hypers = population_hypers(config, criterion_params)
     own = (env, env_params, actor, critic, criterion, observer, env_fn)
-    return Job(config, setup, hypers, made, observer, actor, critic, by_name=all(each is None for each in own))
+    # Classes that a user registered count as objects: their code is not part of a cached program's name.
+    classes = (type(setup.criterion), config.algorithm_class, type(config.algorithm), type(config.criterion))
+    ours = all(each.__module__.startswith("nextpolicy.") for each in classes)
+    return Job(
+        config, setup, hypers, made, observer, actor, critic, by_name=ours and not any(x is not None for x in own)
+    )
+
+
+def _check_criterion(config: TrainConfig, criterion: object, params: PyTree | None) -> None:
+    if config.run.criterion == OWN and criterion is None:
+        raise ConfigError(f"criterion: expected the object that the run was trained with, got the name {OWN!r}")
+    functions = (getattr(criterion, name, None) for name in ("init", "update"))
+    if criterion is not None and (isinstance(criterion, type) or not all(map(callable, functions))):
+        got = criterion.__name__ if isinstance(criterion, type) else shown(criterion)
+        raise ConfigError(f"criterion: expected a name, or an object with init() and update(), got {got}")
+    if params is None:
+        return
+    if criterion is None:
+        raise ConfigError(
+            "criterion_params: expected a criterion object with them, got none; "
+            "set the fields of a named criterion instead, such as delta_v"
+        )
+    members = len(config.members())
+    for leaf in jax.tree.leaves(params):
+        if np.shape(leaf)[:1] != (members,):
+            raise ConfigError(
+                f"criterion_params: expected arrays with a leading axis of {members}, one entry per member, "
+                f"got shape {np.shape(leaf)}"
+            )
 
 
 def _check_devices(config: TrainConfig, on_host: bool, observer: Observer | None) -> None:

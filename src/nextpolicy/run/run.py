@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -103,9 +103,9 @@ class Run:
         if policy not in ("target", "behaviour"):
             raise ConfigError(f"policy: expected 'target' or 'behaviour', got {policy!r}")
         member = whole("member", member, 0, len(self.members) - 1)
-        agent = self._agents
+        agent = jax.tree.map(lambda x: x[member], self._agents)
         chosen = agent.target if policy == "target" else self._job.setup.algorithm.behaviour(agent.learner)
-        return jax.tree.map(lambda x: x[member], chosen)
+        return cast(PolicySnapshot, chosen)
 
     def policy(self, policy: str = "target", member: int = 0) -> Policy:
         """A member's policy as a function `policy(obs, key=None)`; see `Policy`."""
