@@ -32,7 +32,7 @@ import nextpolicy
 try:
     from nextpolicy.config import presets
 except ImportError:  # before configurations were a package
-    from nextpolicy.config import presets
+    from nextpolicy import presets
 
 env, rounds, out, fields = sys.argv[1], int(sys.argv[2]), sys.argv[3], eval(sys.argv[4])
 batch = presets.build(env, **fields).batch_size
