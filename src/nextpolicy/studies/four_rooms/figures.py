@@ -181,22 +181,23 @@ def certificates(study: Study) -> Figure:
     slack.set_title("(a) Slack of the bounds, SV-PPO (dynamic)", fontsize=10)
     slack.set_ylim(top=1e10)
     slack.legend(fontsize=7, loc="upper right")
-    for algo in ("ppo", "sv-dynamic"):
-        for name, width, word in (("epsilon_train", 0.8, "on the data"), ("epsilon_next", 2.0, "next policy")):
-            drawn = {**STYLE[algo], "linewidth": width}
-            errors.plot(np.median(study.column(algo, name), axis=0), label=f"{NAMES[algo]}, {word}", **drawn)
     errors.set(yscale="log", xlabel="round k", ylabel="ε = mean |Q - q| (return)")
     errors.set_title("(b) Error of the critic", fontsize=10)
-    errors.legend(fontsize=7)
-    for algo in ("ppo", "sv-dynamic"):
-        for name, width, word in (("tv_policy_max", 0.8, "largest over states"), ("tv_policy_mean", 2.0, "expected")):
-            drawn = {**STYLE[algo], "linewidth": width}
-            policies.plot(np.median(study.column(algo, name), axis=0), label=f"{NAMES[algo]}, {word}", **drawn)
+    _medians(errors, study, (("epsilon_train", 0.8, "on the data"), ("epsilon_next", 2.0, "next policy")))
     policies.set(yscale="log", xlabel="round k", ylabel="total variation, β(k) to β(k+1)")
     policies.set_title("(c) Step of the behavioural policy", fontsize=10)
-    policies.legend(fontsize=7)
+    _medians(policies, study, (("tv_policy_max", 0.8, "largest over states"), ("tv_policy_mean", 2.0, "expected")))
     figure.suptitle(_who(study), fontsize=11)
     return figure
+
+
+def _medians(axes: Axes, study: Study, lines: tuple[tuple[str, float, str], ...]) -> None:
+    """Medians over seeds of PPO and dynamic SV-PPO; each of `lines` is (column, line width, words of the legend)."""
+    for algo in ("ppo", "sv-dynamic"):
+        for name, width, words in lines:
+            drawn = {**STYLE[algo], "linewidth": width}
+            axes.plot(np.median(study.column(algo, name), axis=0), label=f"{NAMES[algo]}, {words}", **drawn)
+    axes.legend(fontsize=7)
 
 
 def examination(study: Study, algo: str, seed: int) -> Figure:

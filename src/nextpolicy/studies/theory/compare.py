@@ -101,12 +101,6 @@ def falls(history: History) -> np.ndarray:
     return np.flatnonzero(np.diff(history.target_value) < -FELL)
 
 
-def _certified(history: History) -> bool:
-    """Whether all certificates hold whose assumptions are met."""
-    certificates = history.certificates
-    return bool(certificates.holds[certificates.assumptions_met].all())
-
-
 def table(histories: dict[str, list[History]]) -> list[dict[str, Any]]:
     """One row per variant: medians over the repeats."""
     lines = []
