@@ -14,8 +14,17 @@ import pytest
 from nextpolicy.config import NetConfig
 from nextpolicy.core import running_stats
 from nextpolicy.envs.base import Box, Discrete, EnvSpec
-from nextpolicy.nets import build, fused
+from nextpolicy.nets import build, fused, fusion, kernels
 from nextpolicy.types import PolicySnapshot
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "INTERPRET", True)
+
+
+def run(layers: Any, x: Any, activation: str = "tanh") -> Any:
+    return fused.bind([layers], activation)(x)[0]
 
 
 def network(sizes: tuple[int, ...], members: int | None = None) -> Any:
@@ -63,7 +72,7 @@ def test_outputs_and_gradients_follow_the_equations(sizes: tuple[int, ...], samp
     weight = rng.normal(size=(samples, sizes[-1])).astype(np.float32)
 
     def total(layers: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        out = fused.mlp(layers, x, "tanh", interpret=True)
+        out = run(layers, x)
         return jnp.sum(out * weight), out
 
     (_, out), (d_layers, d_x) = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))(layers, x)
@@ -79,7 +88,7 @@ def test_outputs_and_gradients_follow_the_equations(sizes: tuple[int, ...], samp
 def test_relu_passes_gradients_where_it_passed_values() -> None:
     layers = network((6, 16, 32, 2))
     x = np.random.default_rng(2).normal(size=(40, 6)).astype(np.float32)
-    out, back = jax.vjp(lambda layers: fused.mlp(layers, x, "relu", interpret=True), layers)
+    out, back = jax.vjp(lambda layers: run(layers, x, "relu"), layers)
     expected, gradients, _ = reference(layers, x, np.ones((40, 2)), "relu")
     close(out, expected)
     # A unit near zero may fall on either side in bfloat16: its gradient is then all there or not at all.
@@ -90,7 +99,6 @@ def test_relu_passes_gradients_where_it_passed_values() -> None:
 def test_members_keep_to_themselves() -> None:
     layers = network((11, 32, 32, 3), members=3)
     x = jnp.asarray(np.random.default_rng(3).normal(size=(3, 2, 40, 11)), jnp.float32)
-    run = lambda layers, x: fused.mlp(layers, x, "tanh", interpret=True)  # noqa: E731
     together = jax.vmap(run)(layers, x)
     assert together.shape == (3, 2, 40, 3)
     for member in range(3):
@@ -105,11 +113,11 @@ def test_several_networks_side_by_side_are_what_each_is_alone(width: int) -> Non
     weights = [jnp.asarray(np.random.default_rng(5).normal(size=(3, 30, n)), jnp.float32) for n in (5, 1)]
 
     def together(networks: Any) -> Any:
-        outs = fused.mlps(networks, x, "tanh", interpret=True)
+        outs = fused.bind(networks, "tanh")(x)
         return sum(jnp.sum(w * out) for w, out in zip(weights, outs, strict=True)), outs
 
     def apart(networks: Any) -> Any:
-        outs = [fused.mlp(layers, x, "tanh", interpret=True) for layers in networks]
+        outs = [run(layers, x) for layers in networks]
         return sum(jnp.sum(w * out) for w, out in zip(weights, outs, strict=True)), outs
 
     (_, outs), gradients = jax.value_and_grad(together, has_aux=True)(networks)
@@ -123,7 +131,7 @@ def test_several_networks_side_by_side_are_what_each_is_alone(width: int) -> Non
 
 def test_it_says_which_networks_it_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not fused.supported((64, 64), "tanh", False), "this is not an NVIDIA GPU"
-    monkeypatch.setattr(fused, "_tensor_cores", lambda: True)
+    monkeypatch.setattr(kernels, "tensor_cores", lambda: True)
     assert fused.supported((64, 256), "tanh", False)
     for hidden, activation, norm in [((48,), "tanh", False), ((512,), "tanh", False), ((), "tanh", False)]:
         assert not fused.supported(hidden, activation, norm)
@@ -138,9 +146,8 @@ ACTIONS = [Discrete(3), Box((2,), -1.0, 1.0)]
 def test_the_built_networks_are_those_flax_builds(action: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, config = EnvSpec("x", (2, 3), action, np.float32), NetConfig(torso="mlp", hidden=(32, 32))
     plain = build.build(spec, config)
-    monkeypatch.setattr(build, "_fuses", lambda spec, config: True)
-    _mlps = fused.mlps
-    monkeypatch.setattr(fused, "mlps", lambda layers, x, activation: _mlps(layers, x, activation, interpret=True))
+    monkeypatch.setattr(fusion, "on_gpu", lambda: True)
+    monkeypatch.setattr(kernels, "tensor_cores", lambda: True)
     quick = build.build(spec, config)
     params = plain.init(jax.random.key(0))
     obs = jax.random.normal(jax.random.key(1), (4, 5, 2, 3))
@@ -160,8 +167,9 @@ def test_the_built_networks_are_those_flax_builds(action: Any, monkeypatch: pyte
         assert build.build(spec, config, **own).fused_actor_critic is None, "a caller's module is not ours to fuse"
 
 
-def test_the_kernels_lower_for_nvidia_gpus() -> None:
+def test_the_kernels_lower_for_nvidia_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "INTERPRET", False)
     layers, x = network((11, 256, 256, 3), members=2), jnp.zeros((2, 128, 11))
-    loss = lambda layers, x: sum(map(jnp.sum, fused.mlps([layers, layers], x, "tanh")))  # noqa: E731
+    loss = lambda layers, x: sum(map(jnp.sum, fused.bind([layers, layers], "tanh")(x)))  # noqa: E731
     text = jax.jit(jax.vmap(jax.grad(loss))).trace(layers, x).lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("mlp_forward") == text.count("mlp_backward") > 0

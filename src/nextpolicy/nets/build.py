@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 from nextpolicy.config import NetConfig
 from nextpolicy.core import running_stats
 from nextpolicy.envs.base import Discrete, EnvSpec
-from nextpolicy.nets import check, heads, torsos
+from nextpolicy.nets import check, fusion, heads, torsos
 from nextpolicy.types import Array, Networks, Params, PolicySnapshot, RunningStats
 
 _SMALLEST = {"small-cnn": 3, "nature": 36, "impala": 1}  # smallest side of an image, in pixels
@@ -47,8 +46,14 @@ def build(
         critic_module = _Stack(_torso(spec, config), heads.ValueHead(_dtype(config)))
     shared = config.shared_torso and actor is None and critic is None
     prepare = _reader(spec)
-    fuse = not shared and _fuses(spec, config)
-    run = partial(_run_fused, spec, config) if fuse else lambda module, params, x: module.apply(params, x)
+    fused = None if shared else fusion.binder(torso_kind(spec, config), spec, config)
+
+    def bind(module: nn.Module, params: Params) -> Callable[[Array], Any]:
+        """`module` with these parameters; our own modules run as fused kernels if there are any."""
+        if fused is None or not isinstance(module, _Stack):
+            return lambda x: module.apply(params, x)
+        run = fused([(module.head, params)])
+        return lambda x: run(x)[0]
 
     def init(key: Array) -> Params:
         key_actor, key_critic = jax.random.split(key)
@@ -58,58 +63,30 @@ def build(
         return {"actor": actor_params, "critic": critic_module.init(key_critic, features)}
 
     def policy(snapshot: PolicySnapshot) -> Callable[[Array], heads.Distribution]:
+        run = bind(actor_module, snapshot.params)
+
         def apply(obs: Array) -> heads.Distribution:
-            return as_distribution(run(actor_module, snapshot.params, prepare(obs, snapshot.obs_stats)))
+            return as_distribution(run(prepare(obs, snapshot.obs_stats)))
 
         return _tabulated(apply, spec)
 
     def value(params: Params, obs_stats: RunningStats | None) -> Callable[[Array], Array]:
+        run = bind(critic_module, params["critic"])
+
         def apply(obs: Array) -> Array:
             x = prepare(obs, obs_stats)
-            x = _features(actor_module, params["actor"], x) if shared else x
-            out = run(critic_module, params["critic"], x)
+            out = run(_features(actor_module, params["actor"], x) if shared else x)
             return out[..., 0] if critic is not None and out.ndim == obs.ndim - len(spec.obs_shape) + 1 else out
 
         return _tabulated(apply, spec)
 
     def fused_actor_critic(params: Params, obs_stats: RunningStats | None) -> Callable[[Array], Any]:
-        networks = [(actor_module, params["actor"]), (critic_module, params["critic"])]
-        return lambda obs: tuple(_run_all_fused(spec, config, networks, prepare(obs, obs_stats)))
+        assert fused is not None
+        run = fused([(actor_module.head, params["actor"]), (critic_module.head, params["critic"])])
+        return lambda obs: tuple(run(prepare(obs, obs_stats)))
 
-    return Networks(init, policy, value, fused_actor_critic if fuse and actor is None and critic is None else None)
-
-
-def _fuses(spec: EnvSpec, config: NetConfig) -> bool:
-    """Whether the configured networks run as fused kernels on this device."""
-    mlp = torso_kind(spec, config) == "mlp" and spec.obs_table is None
-    if not mlp or config.compute_dtype == "float32" or jax.default_backend() != "gpu":
-        return False
-    from nextpolicy.nets import fused  # importing Pallas takes .5 s: skip it on CPUs
-
-    return fused.supported(config.hidden, config.activation, config.layer_norm)
-
-
-def _run_fused(spec: EnvSpec, config: NetConfig, module: nn.Module, params: Params, x: Array) -> Any:
-    """`module.apply(params, x)`, with fused kernels if `module` is a `_Stack` and not a caller's module."""
-    if not isinstance(module, _Stack):
-        return module.apply(params, x)
-    return _run_all_fused(spec, config, [(module, params)], x)[0]
-
-
-def _run_all_fused(spec: EnvSpec, config: NetConfig, networks: list[tuple[Any, Params]], x: Array) -> list[Any]:
-    """`module.apply(params, x)` of each `_Stack`, computed side by side in the same fused kernels."""
-    from nextpolicy.nets import fused
-
-    def layers(params: Params) -> list[tuple[Array, Array]]:
-        torso, head = params["params"]["torso"], params["params"]["head"]
-        dense = [*(torso[f"Dense_{i}"] for i in range(len(config.hidden))), head["Dense_0"]]
-        return [(layer["kernel"], layer["bias"]) for layer in dense]
-
-    flat = x.reshape((*x.shape[: x.ndim - len(spec.obs_shape)], -1))
-    outs = fused.mlps([layers(params) for _, params in networks], flat, config.activation)
-    return [
-        module.head.read(out, params["params"]["head"]) for (module, params), out in zip(networks, outs, strict=True)
-    ]
+    both = fused is not None and actor is None and critic is None
+    return Networks(init, policy, value, fused_actor_critic if both else None)
 
 
 def _features(module: nn.Module, params: Params, obs: Array) -> Array:
