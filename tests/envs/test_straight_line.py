@@ -11,6 +11,7 @@ from nextpolicy.envs.straight_line import LARGEST, UNROLLED, straight_line
 X = jnp.arange(24.0).reshape(2, 3, 4)
 WRITES = [
     lambda x, i: x.at[i, 1, 2].set(-1.0),
+    lambda x, i: x.at[0, i, 0].set(-1.0),  # an index out of bounds is not one of the next row
     lambda x, i: x.at[i].set(x[1]),
     lambda x, i: x.at[:, i].set(x[:, 0]),
     lambda x, i: x.at[1, :, i].set(jnp.arange(3.0)),
@@ -99,3 +100,17 @@ def test_games_are_the_same_bit_for_bit(game):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
     assert want[1].reward.sum() > 0
+
+
+def test_gymnax_environments_are_straight_line_code_on_a_gpu(monkeypatch):
+    env = gymnax.make("Freeway-MinAtar")
+    key, action = jax.random.key(0), jnp.zeros(2, jnp.int32)
+    state = jax.eval_shape(lambda: env.reset(key, 2)[0])
+    scatters = {}
+    for device in ("cpu", "gpu"):
+        monkeypatch.setattr(jax, "default_backend", lambda d=device: d)
+        reset = primitives(lambda: env.reset(key, 2))  # a new function, since JAX remembers traced ones
+        step = primitives(lambda state: env.step(key, state, action), state)
+        scatters[device] = reset.count("scatter"), step.count("scatter")
+    reset, step = np.subtract(scatters["cpu"], scatters["gpu"])
+    assert (reset, step) == (16, 17 + 16)  # cars, their trails and, where its place is not constant, the player
