@@ -4,8 +4,9 @@
 
 Compilation takes far longer than measurement, so each configuration has its own process and all compile in parallel.
 Then the processes measure one after another; within a process, contenders take turns. Work is
-ENV[@BACKEND]:MEMBERS[:CONTENDER,CONTENDER...]. On gymnax environments, nextpolicy uses PureJaxRL's network, an MLP with
-layers of 64 and 64, and no normalisation. `beside_compiling` marks rows measured while others were still compiling.
+ENV[@BACKEND]:MEMBERS[:CONTENDER,CONTENDER...][:FIELD=VALUE...]. On gymnax environments, both use PureJaxRL's network,
+an MLP with layers of 64 and 64, unless fields describe another, and no normalisation. `beside_compiling` marks rows
+measured while others were still compiling.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SHORT_START = {"warmup_steps": 10}  # 1 round of warm-up instead of 100, with th
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", nargs="+", help="ENV[@BACKEND]:MEMBERS[:CONTENDERS]")
+    parser.add_argument("work", nargs="+", help="ENV[@BACKEND]:MEMBERS[:CONTENDERS][:FIELD=VALUE...]")
     parser.add_argument("--purejaxrl", required=True)
     parser.add_argument("--out", required=True, help="JSON file; must not exist")
     parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement")
@@ -55,13 +56,16 @@ def main() -> None:
 def read(description: str) -> tuple[str, str, int, list[str], dict[str, Any]]:
     """A work's environment, backend, members, contenders and config fields."""
     env, _, rest = description.partition(":")
-    count, _, names = rest.partition(":")
-    if not count.isdigit() or not int(count):
-        raise ValueError(f"work: expected ENV[@BACKEND]:MEMBERS[:CONTENDER,CONTENDER...], got {description}")
+    count, *more = rest.split(":")
+    names = [part for part in more if "=" not in part]
+    if not count.isdigit() or not int(count) or names != more[: min(len(names), 1)]:
+        form = "ENV[@BACKEND]:MEMBERS[:CONTENDER,CONTENDER...][:FIELD=VALUE...]"
+        raise ValueError(f"work: expected {form}, got {description}")
     env, _, backend = env.partition("@")
     fields: dict[str, Any] = dict(SAME_WORK) if env.startswith("gymnax/") else dict(SHORT_START)
     fields |= {"env_options": {"backend": backend}} if backend else {}
-    return env, backend, int(count), names.split(",") if names else ["ppo", "purejaxrl"], fields
+    fields |= dict(pair.split("=", 1) for pair in more[len(names) :])
+    return env, backend, int(count), names[0].split(",") if names else ["ppo", "purejaxrl"], fields
 
 
 def check(options: argparse.Namespace, description: str) -> None:
@@ -108,7 +112,7 @@ def work(options: argparse.Namespace, description: str) -> None:
     from nextpolicy.bench.measure import measure, table
     from nextpolicy.run.folder import describe_machine
 
-    env, backend, members, _, _ = read(description)
+    env, backend, members, _, fields = read(description)
     while not (turns / "go").exists():
         time.sleep(0.2)
     with (turns / "turn").open("w") as turn:
@@ -116,7 +120,8 @@ def work(options: argparse.Namespace, description: str) -> None:
         beside = any(turns.glob("compiling-*"))
         rows = measure(made, members, rounds, options.repeats)
         print(f"{env}{' (others were still compiling)' if beside else ''}\n{table(rows)}", flush=True)
-        known = {"env": env, "backend": backend, "beside_compiling": beside, "about": describe_machine()}
+        known = {"env": env, "backend": backend, "fields": fields, "beside_compiling": beside}
+        known |= {"about": describe_machine()}
         file = Path(options.out)
         before = json.loads(file.read_text() or "[]")
         file.write_text(json.dumps([*before, *({**known, **row} for row in rows)], indent=1))

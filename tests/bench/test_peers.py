@@ -4,13 +4,18 @@ import json
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from nextpolicy.bench import peers, process
 from nextpolicy.bench.measure import take
 from nextpolicy.config import ConfigError, presets
+from nextpolicy.envs import gymnax
+from nextpolicy.nets.build import build
 
 WORK = {"num_envs": "4", "rollout_length": "8", "minibatch_size": "16", "total_env_steps": "320", "hidden": "8,8"}
 PLAIN = {"normalise_obs": "false", "normalise_reward": "false", "hidden": "64,64"}
@@ -163,6 +168,9 @@ FAKE_PUREJAXRL = """
 
     traced = []
 
+    class ActorCritic:
+        pass
+
     def make_train(config):
         updates = config["TOTAL_TIMESTEPS"] // config["NUM_STEPS"] // config["NUM_ENVS"]
         traced.append(updates)
@@ -236,12 +244,49 @@ def test_peers_run_the_physics_that_we_run(monkeypatch):
         process.contender("rejax", "python", "brax/hopper", 1, {**small, "env_options": {"episode_length": 9}})
 
 
+MINATAR_NETWORKS = [{}, {"torso": "mlp", "hidden": "8", "layer_norm": "false"}, {"shared_torso": "true"}]
+
+
+@pytest.mark.parametrize("changes", MINATAR_NETWORKS)
+@pytest.mark.quick_compilation
+def test_purejaxrl_trains_our_network_on_flattened_observations(checkout, changes):
+    fields = {"num_envs": "4", "rollout_length": "8", "minibatch_size": "16", "hidden": "8", **changes}
+    config = presets.build("gymnax/Breakout-MinAtar", **fields)
+    peers.purejaxrl(checkout, "gymnax/Breakout-MinAtar", 1, fields, probe=False)
+    env = gymnax.make("Breakout-MinAtar")
+    ours = build(env.spec, config.net)
+    theirs = sys.modules["purejaxrl_ppo"].ActorCritic(env.spec.action.n, activation="tanh")
+    obs = jax.random.bernoulli(jax.random.key(1), 0.3, (5, 10, 10, 4))
+    flat = obs.reshape(5, -1).astype("float32")
+    params = theirs.init(jax.random.key(0), flat[0])
+    want = ours.init(jax.random.key(2))
+    assert jax.tree.map(jnp.shape, params["params"]["networks"]) == jax.tree.map(jnp.shape, want)
+    policy, value = theirs.apply({"params": {"networks": want}}, flat)
+    own_policy, own_value = ours.actor_critic(want, None)(obs)
+    assert (value == own_value).all()
+    assert (policy.dist.logits == own_policy.logits).all()
+    assert (policy.sample(seed=jax.random.key(3)) == own_policy.sample(jax.random.key(3))).all()
+
+
+def test_purejaxrl_keeps_its_network_where_ours_is_the_same(checkout):
+    assert peers.own_network(presets.build("gymnax/CartPole-v1", **PLAIN)) is None
+    peers.purejaxrl(checkout, "gymnax/CartPole-v1", 1, {**WORK, **PLAIN}, probe=False)
+    assert sys.modules["purejaxrl_ppo"].ActorCritic.__module__ == "purejaxrl_ppo"
+    for other in {"hidden": "64"}, {"activation": "relu"}, {"layer_norm": "true"}, {"shared_torso": "true"}:
+        assert peers.own_network(presets.build("gymnax/CartPole-v1", **{**PLAIN, **other})) is not None
+
+
 def test_work_that_purejaxrl_does_otherwise_is_refused(checkout):
     peers.check_purejaxrl(checkout, "gymnax/CartPole-v1", PLAIN)
-    with pytest.raises(ConfigError, match=r"add --set hidden=64,64 normalise_obs=False normalise_reward=False$"):
-        peers.check_purejaxrl(checkout, "gymnax/CartPole-v1", {"hidden": "32"})
-    with pytest.raises(ConfigError, match=r"add --set torso=mlp activation=tanh layer_norm=False hidden=64,64$"):
-        peers.check_purejaxrl(checkout, "gymnax/Breakout-MinAtar", {})
+    peers.check_purejaxrl(checkout, "gymnax/Breakout-MinAtar", {})
+    with pytest.raises(ConfigError, match=r"add --set normalise_obs=False normalise_reward=False$"):
+        peers.check_purejaxrl(checkout, "gymnax/CartPole-v1", {})
+    with pytest.raises(ConfigError, match=r"expected discrete actions and Box observations on gymnax/, got .*Pend"):
+        peers.check_purejaxrl(checkout, "gymnax/Pendulum-v1", PLAIN)
+    (Path(checkout) / "ppo_continuous_action.py").touch()
+    given = {"hidden": "32", "layer_norm": "true", "shared_torso": "true"}
+    with pytest.raises(ConfigError, match=r"add --set layer_norm=False shared_torso=False hidden=256,256$"):
+        peers.check_purejaxrl(checkout, "brax/hopper", given)
     with pytest.raises(ConfigError, match="expected an environment of gymnax/ or brax/"):
         peers.check_purejaxrl(checkout, "four-rooms", {})
     with pytest.raises(ConfigError, match=r"expected no env_options besides backend, got max_steps_in_episode"):

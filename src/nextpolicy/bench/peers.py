@@ -1,11 +1,13 @@
 """PureJaxRL as a peer. Its code is not included here; it is loaded from the user's checkout.
 
 The same work means the same environment, number of environments, rollout length, epochs, minibatches, network and
-number of seeds. Peers may differ in details such as truncation and metrics.
+number of seeds. Peers may differ in details such as truncation and metrics: PureJaxRL clips values by CLIP_EPS too and
+anneals the learning rate to 0.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import sys
 import threading
@@ -13,21 +15,27 @@ import time
 import types
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from nextpolicy.bench.contenders import Contender, Reached, program_memory, reached, timed
 from nextpolicy.config import ConfigError, TrainConfig, presets
+from nextpolicy.envs import gymnax
+from nextpolicy.envs.base import Discrete, EnvSpec
 from nextpolicy.envs.brax import import_brax, physics_of
-from nextpolicy.envs.gymnax import import_gymnax
+from nextpolicy.nets.build import build, torso_kind
 from nextpolicy.nets.heads import Categorical, DiagonalGaussian
+from nextpolicy.types import Array, Distribution, Networks
 
 
 def purejaxrl(path: str, env: str, members: int, fields: dict[str, Any], probe: bool = True) -> Contender:
     """PureJaxRL's PPO from a checkout, with unmodified scripts, on current versions of gymnax and Brax.
+
+    On gymnax environments, the work's network replaces the script's `ActorCritic` unless both are the same.
 
     Init and rounds are one program, which is compiled for each number of rounds. A program without rounds, which
     compiles quickly, measures the time of init. It is compiled at once if `probe`, else on first use.
@@ -35,7 +43,8 @@ def purejaxrl(path: str, env: str, members: int, fields: dict[str, Any], probe: 
     script = purejaxrl_script(path, env)
     config = presets.build(env, **fields)
     settings = _purejaxrl_settings(config, env.split("/", 1)[1])
-    make_train = _load_purejaxrl(script, brax_backend(config))
+    network = own_network(config) if env.startswith("gymnax/") else None
+    make_train = _load_purejaxrl(script, brax_backend(config), network)
     keys = jax.random.split(jax.random.PRNGKey(0), members)
     compiled: dict[int, Any] = {}
 
@@ -92,8 +101,10 @@ def check_purejaxrl(path: str | None, env: str, fields: dict[str, Any]) -> None:
     config = presets.build(env, **fields)
     check_env_options("purejaxrl", config)
     fixed = _BRAX_FIXED if env.startswith("brax/") else _GYMNAX_FIXED
+    if env.startswith("gymnax/"):
+        _gymnax_spec(config)
     has = {name: config.value(name) for name in fixed}
-    if has["torso"] == "auto" and not env.endswith("-MinAtar"):
+    if has.get("torso") == "auto":
         has["torso"] = "mlp"  # auto selects mlp for vector observations
     wrong = {name: value for name, value in fixed.items() if has[name] != value}
     if wrong:
@@ -108,8 +119,8 @@ def check_env_options(peer: str, config: TrainConfig) -> None:
         raise ConfigError(f"{peer}: expected no env_options besides backend, got {other[0]}")
 
 
-_MLP = {"torso": "mlp", "activation": "tanh", "layer_norm": False}
-_GYMNAX_FIXED: dict[str, Any] = {**_MLP, "hidden": (64, 64), "normalise_obs": False, "normalise_reward": False}
+_GYMNAX_FIXED: dict[str, Any] = {"normalise_obs": False, "normalise_reward": False}
+_MLP: dict[str, Any] = {"torso": "mlp", "activation": "tanh", "layer_norm": False, "shared_torso": False}
 _BRAX_FIXED: dict[str, Any] = {**_MLP, "hidden": (256, 256), "normalise_obs": True, "normalise_reward": True}
 
 
@@ -144,28 +155,32 @@ def brax_backend(config: TrainConfig) -> str | None:
 _loading = threading.Lock()  # its modules have global names, and works may be prepared in parallel
 
 
-def _load_purejaxrl(script: Path, backend: str | None) -> Any:
-    """`make_train` of the script, with stubs for imports that it does not need here."""
+def _load_purejaxrl(script: Path, backend: str | None, network: partial[ActorCritic] | None) -> Any:
+    """`make_train` of the script, with stubs for imports that it does not need here, and with `network` if given."""
     with _loading:
-        return _load_scripts(script, backend)
-
-
-def _load_scripts(script: Path, backend: str | None) -> Any:
-    import_gymnax()
-    _stand_in("navix")
-    chex = _stand_in("chex")
-    chex.PRNGKey = chex.Array = jax.Array
-    distrax = _stand_in("distrax")
-    distrax.Categorical = _Categorical
-    distrax.MultivariateNormalDiag = _Normal
-    import_brax()
-    _load("wrappers", script.with_name("wrappers.py"))
-    module = _load(f"purejaxrl_{script.stem}", script)
+        module = _load_scripts(script)
     if hasattr(module, "gymnax"):
         module.gymnax = types.SimpleNamespace(make=_legacy_gymnax)
     if backend is not None:  # the script has no setting for it; its wrapper uses positional
         module.BraxGymnaxWrapper = partial(module.BraxGymnaxWrapper, backend=backend)
+    if network is not None:
+        module.ActorCritic = network
     return module.make_train
+
+
+def _load_scripts(script: Path) -> Any:
+    gymnax.import_gymnax()
+    _stand_in("navix")
+    chex = _stand_in("chex")
+    chex.PRNGKey = chex.Array = jax.Array
+    distrax = _stand_in("distrax")
+    distrax.Categorical = lambda logits: _Distrax(Categorical(jax.nn.log_softmax(logits)))
+    distrax.MultivariateNormalDiag = lambda mean, scale: _Distrax(
+        DiagonalGaussian(mean, jnp.broadcast_to(jnp.log(scale), mean.shape))
+    )
+    import_brax()
+    _load("wrappers", script.with_name("wrappers.py"))
+    return _load(f"purejaxrl_{script.stem}", script)
 
 
 def _stand_in(name: str) -> Any:
@@ -186,8 +201,7 @@ def _load(name: str, path: Path) -> Any:
 
 def _legacy_gymnax(name: str) -> Any:
     """A gymnax 1.x environment with the five-value step of 0.x; a time limit counts as termination."""
-    gymnax = import_gymnax()
-    env, params = gymnax.make(name)
+    env, params = gymnax.import_gymnax().make(name)
 
     class Legacy:
         def __getattr__(self, attribute: str) -> Any:
@@ -204,27 +218,48 @@ def _legacy_gymnax(name: str) -> Any:
     return Legacy(), params
 
 
-class _Categorical:
-    """The methods of `distrax.Categorical` that the script uses."""
+class _Distrax(NamedTuple):
+    """A distribution with the methods of distrax that the scripts use."""
 
-    def __init__(self, logits: Any) -> None:
-        self.dist = Categorical(jax.nn.log_softmax(logits))
+    dist: Distribution
 
-    def sample(self, seed: Any) -> Any:
-        return jax.random.categorical(seed, self.dist.logits)
+    def sample(self, seed: Array) -> Array:
+        return self.dist.sample(seed)
 
-    def log_prob(self, action: Any) -> Any:
+    def log_prob(self, action: Array) -> Array:
         return self.dist.log_prob(action)
 
-    def entropy(self) -> Any:
+    def entropy(self) -> Array:
         return self.dist.entropy()
 
 
-class _Normal(_Categorical):
-    """The methods of `distrax.MultivariateNormalDiag` that the script uses."""
+class ActorCritic(nn.Module):
+    """Networks of nextpolicy with the interface of the script's `ActorCritic`, which reads flattened observations."""
 
-    def __init__(self, mean: Any, scale: Any) -> None:
-        self.dist = DiagonalGaussian(mean, jnp.broadcast_to(jnp.log(scale), mean.shape))  # type: ignore[assignment]
+    action_dim: int
+    activation: str  # the script's; `networks` has its own
+    networks: Networks
+    obs_shape: tuple[int, ...]
 
-    def sample(self, seed: Any) -> Any:
-        return self.dist.sample(seed)
+    @nn.compact
+    def __call__(self, obs: Array) -> tuple[_Distrax, Array]:
+        params = self.param("networks", self.networks.init)
+        policy, value = self.networks.actor_critic(params, None)(obs.reshape((*obs.shape[:-1], *self.obs_shape)))
+        return _Distrax(policy), value
+
+
+def own_network(config: TrainConfig) -> partial[ActorCritic] | None:
+    """The work's network in float32 for the script `ppo.py`; None if the script's own network is the same."""
+    spec, net = _gymnax_spec(config), config.net
+    mlp = torso_kind(spec, net) == "mlp" and not net.layer_norm and not net.shared_torso
+    if mlp and (tuple(net.hidden), net.activation) == ((64, 64), "tanh"):
+        return None
+    networks = build(spec, dataclasses.replace(net, compute_dtype="float32"))
+    return partial(ActorCritic, networks=networks, obs_shape=spec.obs_shape)
+
+
+def _gymnax_spec(config: TrainConfig) -> EnvSpec:
+    spec = gymnax.make(config.environment.env.split("/", 1)[1]).spec
+    if not isinstance(spec.action, Discrete) or spec.obs_table is not None:
+        raise ConfigError(f"purejaxrl: expected discrete actions and Box observations on gymnax/, got {spec.id}")
+    return spec
