@@ -21,7 +21,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-EVENTS = {"jaxpr_trace": "tracing", "jaxpr_to_mlir_module": "lowering", "backend_compile": "compiling"}
+EVENTS = {
+    "/jax/core/compile/jaxpr_trace_duration": "tracing",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration": "lowering",
+    "/jax/core/compile/backend_compile_duration": "compiling or loading",
+    "/jax/compilation_cache/cache_retrieval_time_sec": "loading",
+}
 
 
 def main() -> None:
@@ -51,7 +56,7 @@ def main() -> None:
     else:
         ours(clock, env, int(members), fields)
     clock.tell()
-    parts = (f"{name} {spent[f'/jax/core/compile/{event}_duration']:.1f}" for event, name in EVENTS.items())
+    parts = (f"{name} {spent[event]:.2f}" for event, name in EVENTS.items())
     print(f"seconds of {', '.join(parts)}")
 
 

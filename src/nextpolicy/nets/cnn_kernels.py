@@ -123,7 +123,7 @@ def forward(static: Static, read: Read, x: Array, keep: bool) -> list[Array]:
         out_specs=[kernels.by_rows(block, o) for o in outputs],
         out_shape=outputs,
         name="cnn_forward",
-        **_options(WARPS, STAGES),
+        **_options(WARPS, STAGES if block < ROWS or len(static.windows.pieces) == 1 else 1),
     )(x, *whole)
 
 
@@ -254,7 +254,7 @@ def backward_conv(static: Static, read: Read, x: Array, d_z: Array) -> list[Arra
         out_specs=[pl.BlockSpec((1, *d_band.shape[1:]), lambda u: (u, 0, 0)), first, kernels.one_each(sums)],
         out_shape=[d_band, kernels.shape(*read.dense[0].shape), sums],
         name="cnn_backward_conv",
-        **_options(BACK_WARPS, 2 if len(static.windows.pieces) == 1 else 1),  # limited by shared memory,
+        **_options(BACK_WARPS, 2 if len(static.windows.pieces) == 1 else 1),  # limited by shared memory
     )(x, d_z, read.band, read.dense[0], read.vector)
 
 
