@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import optax
 
 _BELOW_ONE = 1 - 2**-24  # the largest float32 below 1
-_FEW = 2**14
 _MAX_LOG_RATIO = 20.0  # exp(20) = 5e8 exceeds any rho_max used in practice, and its square is finite in float32
 
 
@@ -225,11 +224,9 @@ class PPO:
         minibatches = batch_size * self.shards.count // settings.minibatch_size
         index = minibatch.indices(key, batch_size, epochs, minibatches)
         optimiser = self._optimiser()
-        # Fused networks read a bfloat16 copy of the weights, which they can take from one vector. On a CPU, slices of a
-        # vector are copies, which cost less than operations on every array only if there are few parameters.
-        small = jax.default_backend() == "cpu" and sum(x.size for x in jax.tree.leaves(learner.params)) <= _FEW
-        packs = small or self.networks.fused_actor_critic is not None
-        form = one_vector.like(learner.params) if packs else one_vector.identity()
+        # Fused networks read a bfloat16 copy of the weights, which they can take from one vector.
+        fused = self.networks.fused_actor_critic is not None
+        form = one_vector.like(learner.params) if fused else one_vector.identity()
         loss = lambda params, *batch: self.objective(settings, learner, form.unpack(params), *batch)  # noqa: E731
         gradient = jax.grad(loss, has_aux=True)
 
