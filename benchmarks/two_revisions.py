@@ -1,6 +1,6 @@
 """Speed and compile time of two revisions, in turns: each in its own process, one works while the other waits.
 
-    python benchmarks/two_revisions.py CHECKOUT [--env ENV] [--rounds 20] [--turns 60] [--members 1]
+    python benchmarks/two_revisions.py CHECKOUT [--env ENV] [--set NAME=VALUE ...] [--rounds 20] [--turns 60]
 
 CHECKOUT is another working copy (`git worktree add`). Prints the compile time of both, the median rates and the median
 ratio of this checkout to the other, with quartiles. The process that starts second compiles a few per cent slower;
@@ -28,7 +28,8 @@ except ImportError:  # before configurations were a package
     from nextpolicy.run.training import make_job
 
 env, rounds, members = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-config = presets.build(env, seeds=members, devices=1)
+fields = dict(pair.split("=", 1) for pair in sys.argv[4:])
+config = presets.build(env, seeds=members, devices=1, **fields)
 job = make_job(config)
 started = time.perf_counter()
 program = job.program()
@@ -49,7 +50,7 @@ class Revision:
 
     def __init__(self, checkout: Path, options: argparse.Namespace) -> None:
         settings = {**os.environ, "PYTHONPATH": str(checkout / "src"), "NEXTPOLICY_KEEP_TRACED": "0"}
-        command = [sys.executable, "-c", WORKER, options.env, str(options.rounds), str(options.members)]
+        command = [sys.executable, "-c", WORKER, options.env, str(options.rounds), str(options.members), *options.set]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=settings)
         self.compile_seconds = self._answer()
 
@@ -77,6 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--env", default="gymnax/CartPole-v1")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="fields of both revisions")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--turns", type=int, default=60)
     parser.add_argument("--members", type=int, default=1)

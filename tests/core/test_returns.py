@@ -73,7 +73,10 @@ def assert_close(got, expected, tolerance=1e-10):
 def all_estimators(ratio, *rest, lam=0.9, rho_max=5.0):
     """Every function of the module on one sequence, by name."""
     results = {kind: returns.retrace_gae(ratio, *rest, lam=lam, kind=kind, rho_max=rho_max) for kind in KINDS}
+    y, advantage = returns.on_policy(*rest, lam=lam, rho_max=rho_max, kind="vtrace")
     return results | {
+        "on-policy targets": y,
+        "on-policy": advantage,
         "gae": returns.gae(*rest, lam=lam),
         "targets": returns.vtrace(ratio, *rest, lam=lam, rho_max=rho_max),
     }
@@ -133,6 +136,29 @@ def test_on_policy_all_kinds_are_gae_and_the_target_is_advantage_plus_value(x64,
     assert_close(got["targets"], gae + rest[3])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("steps", [5, 40])
+@pytest.mark.parametrize(("rho_min", "rho_max"), [(0.0, 5.0), (0.0, 0.7), (0.0, 0.0), (1.5, 5.0), (0.0, np.inf)])
+def test_one_recursion_gives_both_results_on_policy(x64, kind, steps, rho_min, rho_max):
+    _, *rest = sequence(steps, steps, (2,))
+    options = {"lam": 0.9, "rho_max": rho_max}
+    y, advantage = returns.on_policy(*rest, **options, rho_min=rho_min, kind=kind)
+    ones = np.ones_like(rest[0])
+    assert_close(y, vtrace_by_sums(ones, *rest, **options, rho_min=rho_min))
+    assert_close(advantage, advantage_by_sums(kind, ones, *rest, **options))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("steps", [5, 40])
+def test_one_recursion_rounds_as_two_do(kind, steps):
+    """Bit for bit, operation by operation. XLA's fusions may round differently."""
+    _, *rest = (x.astype(np.float32) for x in sequence(steps, steps, (2,)))
+    ones = np.ones_like(rest[0])
+    got = returns.on_policy(*rest, lam=0.9, rho_max=5.0, kind=kind)
+    np.testing.assert_array_equal(got[0], returns.vtrace(ones, *rest, lam=0.9, rho_max=5.0))
+    np.testing.assert_array_equal(got[1], returns.retrace_gae(ones, *rest, lam=0.9, rho_max=5.0, kind=kind))
+
+
 @given(seed=st.integers(0, 2**32 - 1), first=st.sampled_from([1, 4]), ends_in_death=st.booleans())
 def test_splitting_a_rollout_at_a_cut_changes_nothing(x64, seed, first, ends_in_death):
     data = sequence(seed, 9, (2,))
@@ -182,7 +208,7 @@ def test_truncation_bootstraps_and_termination_does_not(x64):
     truncated = all_estimators(ratio, reward, np.full(2, gamma), cut, value, next_value)
     terminated = all_estimators(ratio, reward, np.zeros(2), cut, value, next_value)
     for name in truncated:
-        offset = value if name == "targets" else 0.0
+        offset = value if name.endswith("targets") else 0.0
         assert_close(truncated[name], np.array([1 + 9 - 1, 1 + 18 - 2]) + offset)
         assert_close(terminated[name], np.array([1 - 1, 1 - 2]) + offset)
 
@@ -213,7 +239,7 @@ def test_single_precision_stays_finite_and_accurate_over_long_sequences(end_rate
         assert_close(estimate, exact[name], 1e-4)
 
 
-@pytest.mark.parametrize("name", ["paper", "retrace", "vtrace", "gae", "targets"])
+@pytest.mark.parametrize("name", [*KINDS, "gae", "targets", "on-policy", "on-policy targets"])
 def test_no_gradient_flows(name):
     data = [jnp.asarray(x, jnp.float32) for x in sequence(1, 5, (2,))]
     total = lambda data, lam, rho_max: jnp.sum(all_estimators(*data, lam=lam, rho_max=rho_max)[name])  # noqa: E731

@@ -400,7 +400,7 @@ def test_diff_is_the_change_towards_the_target_or_of_the_network(x64: None) -> N
 
 
 def test_metrics_of_ratios_and_divergences(x64: None) -> None:
-    setup = setup_of(rho_min=0.5, rho_max=1.5, algo=("sv-static",), static_k=1)
+    setup = setup_of(rho_min=0.5, rho_max=1.5, algo=("sv-dynamic",), k_min=1, k_max=1)
     hypers, agent, data = off_policy(setup)
     after, metrics = learner(setup, hypers)(agent, data)
     ratio = np.exp(target_log_prob(setup, agent, data) - data.behaviour_log_prob)

@@ -43,10 +43,11 @@ class Algorithm(Protocol):
         ...
 
     def learn(
-        self, settings: Any, learner: Any, target: PolicySnapshot, rollout: Rollout, key: Array, progress: Array
+        self, settings: Any, learner: Any, target: PolicySnapshot | None, rollout: Rollout, key: Array, progress: Array
     ) -> tuple[PyTree, Evidence, Metrics]:
         """Evaluate the frozen target on the rollout and improve the behavioural policy.
 
+        target    None if it is the behavioural policy that collected the rollout, so that all ratios are 1
         key       the same on all shards
         progress  fraction of the rounds done, in [0, 1)
 

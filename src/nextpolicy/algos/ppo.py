@@ -149,15 +149,19 @@ class PPO:
         self,
         settings: PPOSettings,
         learner: Learner,
-        target: PolicySnapshot,
+        target: PolicySnapshot | None,
         rollout: Rollout,
         key: Array,
         progress: Array,
     ) -> tuple[Learner, Evidence, Metrics]:
-        """Evaluate pi on data of beta_k, then take gradient steps on the actor beta_k and the critic v_k."""
+        """Evaluate pi on data of beta_k, then take gradient steps on the actor beta_k and the critic v_k.
+
+        If `target` is None, pi is beta_k: its distribution is in the rollout, and no other network is evaluated.
+        """
         learning_rate = settings.learning_rate + progress * (settings.learning_rate_final - settings.learning_rate)
-        target_dist = self.networks.policy(target)(rollout.obs)
-        targets = self.evaluate_target(settings, learner, rollout, target_dist.log_prob(rollout.action))
+        target_dist = None if target is None else self.networks.policy(target)(rollout.obs)
+        log_prob = None if target_dist is None else target_dist.log_prob(rollout.action)
+        targets = self.evaluate_target(settings, learner, rollout, log_prob)
         params, opt_state, fit = self.improve(settings, learner, rollout, targets, learning_rate, self.shards.key(key))
         # Statistics are updated only here: beta_{k+1} has the new parameters and the new statistics.
         learned = self.update_statistics(learner, rollout)._replace(params=params, opt_state=opt_state)
@@ -176,9 +180,12 @@ class PPO:
         return learner._replace(obs_stats=obs_stats, reward_stats=reward_stats)
 
     def evaluate_target(
-        self, settings: PPOSettings, learner: Learner, rollout: Rollout, target_log_prob: Array
+        self, settings: PPOSettings, learner: Learner, rollout: Rollout, target_log_prob: Array | None
     ) -> Targets:
-        """V-trace targets (Espeholt et al., 2018) and advantages of the frozen target, from the critic v_k."""
+        """V-trace targets (Espeholt et al., 2018) and advantages of the frozen target, from the critic v_k.
+
+        If `target_log_prob` [T, N] is None, pi is beta_k.
+        """
         value_of = self.networks.value(learner.params, learner.obs_stats)
         value, next_value = value_of(rollout.obs), value_of(rollout.next_obs)
         reward = rollout.reward
@@ -186,11 +193,15 @@ class PPO:
             reward = reward / jnp.sqrt(running_stats.variance(learner.reward_stats) + 1e-8)
         ended = rollout.terminated | rollout.truncated
         dead = ended if settings.truncation == "terminal" else rollout.terminated
-        ratio = jnp.exp(jnp.minimum(target_log_prob - rollout.behaviour_log_prob, _MAX_LOG_RATIO))
         steps = (reward, settings.gamma * (1.0 - dead), ended, value, next_value)
-        lam, kind, rho_max = settings.lam, settings.advantage_kind, settings.rho_max
-        value_target = returns.vtrace(ratio, *steps, lam=lam, rho_max=rho_max, rho_min=settings.rho_min)
-        advantage = returns.retrace_gae(ratio, *steps, lam=lam, kind=kind, rho_max=rho_max)
+        lam, kind, rho_min, rho_max = settings.lam, settings.advantage_kind, settings.rho_min, settings.rho_max
+        if target_log_prob is None:
+            ratio = jnp.ones_like(value)
+            value_target, advantage = returns.on_policy(*steps, lam=lam, kind=kind, rho_max=rho_max, rho_min=rho_min)
+        else:
+            ratio = jnp.exp(jnp.minimum(target_log_prob - rollout.behaviour_log_prob, _MAX_LOG_RATIO))
+            value_target = returns.vtrace(ratio, *steps, lam=lam, rho_max=rho_max, rho_min=rho_min)
+            advantage = returns.retrace_gae(ratio, *steps, lam=lam, kind=kind, rho_max=rho_max)
         advantage = losses.normalise_advantage(advantage, settings.advantage_norm, self.shards, rollout.valid)
         return Targets(value, value_target, advantage, ratio)
 
@@ -260,22 +271,22 @@ class PPO:
         return -surrogate - settings.entropy_coef * entropy + settings.value_coef * value_loss, terms
 
     def _evidence(
-        self, before: Learner, after: Learner, rollout: Rollout, targets: Targets, target_dist: Distribution
+        self, before: Learner, after: Learner, rollout: Rollout, targets: Targets, target_dist: Distribution | None
     ) -> Evidence:
         """How far values and policies moved, averaged over this round's states."""
         mean = partial(self.shards.mean, valid=rollout.valid)
         # Both values read observations by the same statistics, so that they differ by the gradient steps alone.
         next_value = self.networks.value(after.params, before.obs_stats)(rollout.obs)
         next_dist = self.networks.policy(self.behaviour(after))(rollout.obs)
-        ratio = targets.ratio if rollout.valid is None else jnp.where(rollout.valid, targets.ratio, 0.0)
+        kl_step = mean(rollout.behaviour_dist.kl(next_dist))
         return Evidence(
             diff_target=mean(jnp.abs(targets.value_target - targets.value)),
             diff_network=mean(jnp.abs(next_value - targets.value)),
             scale=mean(jnp.abs(targets.value_target)),
-            kl_step=mean(rollout.behaviour_dist.kl(next_dist)),
-            kl_drift=mean(target_dist.kl(rollout.behaviour_dist)),
-            kl_jump=mean(target_dist.kl(next_dist)),
-            ratio_ess=jnp.square(mean(ratio)) / jnp.maximum(mean(jnp.square(ratio)), 1e-30),
+            kl_step=kl_step,
+            kl_drift=jnp.zeros_like(kl_step) if target_dist is None else mean(target_dist.kl(rollout.behaviour_dist)),
+            kl_jump=kl_step if target_dist is None else mean(target_dist.kl(next_dist)),
+            ratio_ess=jnp.square(mean(targets.ratio)) / jnp.maximum(mean(jnp.square(targets.ratio)), 1e-30),
         )
 
     def _diagnostics(self, settings: PPOSettings, rollout: Rollout, targets: Targets) -> Metrics:

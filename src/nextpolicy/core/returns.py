@@ -108,6 +108,35 @@ def retrace_gae(
     return delta + reach * _following(excess)
 
 
+def on_policy(
+    reward: Array,
+    discount: Array,
+    cut: Array,
+    value: Array,
+    next_value: Array,
+    *,
+    lam: float | Array,
+    rho_max: float | Array,
+    rho_min: float | Array = 0.0,
+    kind: str = "paper",
+) -> tuple[Array, Array]:
+    """(`vtrace`, `retrace_gae`) with ratio == 1, by one recursion instead of two.
+
+    Both follow from G = GAE(lam), since V-trace is linear in the TD errors:
+
+    y_t = value_t + clip(1, rho_min, rho_max) G_t
+    A_t = G_t; for `vtrace`, delta_t + discount_t lam (1 - cut_t) min(1, rho_max) G_{t+1}, which differs if rho_max < 1
+    """
+    check.one_of("kind", kind, ADVANTAGE_KINDS)
+    advantage = excess = gae(reward, discount, cut, value, next_value, lam=lam)
+    if kind == "vtrace":
+        delta, keep = _errors(reward, discount, cut, value, next_value)
+        reach = jax.lax.stop_gradient(discount * keep * lam).astype(delta.dtype)
+        advantage = delta + reach * (jnp.minimum(1.0, rho_max) * _following(excess)).astype(delta.dtype)
+    rho = jnp.clip(1.0, rho_min, rho_max)
+    return jax.lax.stop_gradient(value) + (rho * excess).astype(excess.dtype), advantage
+
+
 def _errors(reward: Array, discount: Array, cut: Array, value: Array, next_value: Array) -> tuple[Array, Array]:
     """TD errors delta_t and `keep` = 1 - cut, without gradient, in the dtype of `value`."""
     check.same_shape(value=value, reward=reward, discount=discount, cut=cut, next_value=next_value)

@@ -90,7 +90,9 @@ class DeviceEnv(Protocol):
     """N environments as two pure functions, traceable by JAX; the population axis is mapped over both.
 
     `step` resets finished environments and returns the true successor beside the next observation. An environment that
-    can be rendered also has `render(state) -> uint8 [H, W, 3]` for the state of one environment.
+    can be rendered also has `render(state) -> uint8 [H, W, 3]` for the state of one environment. One that can draw the
+    randomness of a step in advance has `draw(key, num_envs)` and `step_drawn(drawn, state, action)`, the two halves of
+    `step`.
     """
 
     spec: EnvSpec
@@ -234,18 +236,20 @@ def over_environments(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 
 def auto_reset(
-    key: Array,
-    reset: Callable[[Array], tuple[PyTree, Array]],
+    fresh: tuple[PyTree, Array],
     state: PyTree,
     next_obs: Array,
     reward: Array,
     terminated: Array,
     truncated: Array,
 ) -> tuple[PyTree, Step[Array]]:
-    """Reset those of N environments that have finished, with `reset(key)`, and keep their true successors."""
+    """Replace those of N environments that have finished by `fresh`, N start states and their observations.
+
+    The step keeps the true successors.
+    """
     truncated = truncated & ~terminated
     done = terminated | truncated
-    fresh_state, fresh_obs = jax.vmap(reset)(jax.random.split(key, done.shape[0]))
+    fresh_state, fresh_obs = fresh
     step = Step(
         obs=select(done, fresh_obs, next_obs),
         next_obs=next_obs,

@@ -73,7 +73,8 @@ class FourRooms:
         successor = FourRoomsState(position=position, age=state.age + 1)
         truncated = successor.age >= self._time_limit
         reward = terminated.astype(jnp.float32)
-        return auto_reset(key_reset, self._reset_one, successor, position, reward, terminated, truncated)
+        fresh = self.reset(key_reset, len(position))
+        return auto_reset(fresh, successor, position, reward, terminated, truncated)
 
     def render(self, state: FourRoomsState) -> np.ndarray:
         """The map seen from above, uint8 [208, 208, 3], for the state of one environment."""

@@ -140,11 +140,18 @@ class GymnaxEnv:
         return jax.vmap(_few_kernels(self._reset_one))(jax.random.split(key, num_envs))
 
     def step(self, key: Array, state: PyTree, action: Array) -> tuple[PyTree, Step[Array]]:
+        return self.step_drawn(self.draw(key, action.shape[0]), state, action)
+
+    def draw(self, key: Array, num_envs: int) -> PyTree:
+        """The randomness of one step of all N: a key for each environment's step, and start states."""
         key_step, key_reset = jax.random.split(key)
-        keys = jax.random.split(key_step, action.shape[0])
+        return jax.random.split(key_step, num_envs), self.reset(key_reset, num_envs)
+
+    def step_drawn(self, drawn: PyTree, state: PyTree, action: Array) -> tuple[PyTree, Step[Array]]:
+        """`step` with the outputs of `draw`."""
+        keys, fresh = drawn
         state, next_obs, reward, terminated, truncated = jax.vmap(_few_kernels(self._step_one))(keys, state, action)
-        terminated, truncated = terminated.astype(bool), truncated.astype(bool)
-        return auto_reset(key_reset, _few_kernels(self._reset_one), state, next_obs, reward, terminated, truncated)
+        return auto_reset(fresh, state, next_obs, reward, terminated.astype(bool), truncated.astype(bool))
 
 
 def _few_kernels(function: Callable[..., PyTree]) -> Callable[..., PyTree]:

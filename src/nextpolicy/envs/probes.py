@@ -127,7 +127,7 @@ class Probe:
         limit = self.spec.time_limit
         truncated = jnp.zeros_like(terminated) if limit is None else age >= limit
         successor = ProbeState(obs=next_obs, age=age, steps_ever=steps_ever)
-        state, step = auto_reset(key, self._reset_one, successor, next_obs, reward, terminated, truncated)
+        state, step = auto_reset(self.reset(key, len(age)), successor, next_obs, reward, terminated, truncated)
         return state._replace(steps_ever=steps_ever), step
 
 

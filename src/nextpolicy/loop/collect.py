@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -10,7 +13,9 @@ from nextpolicy.loop.actions import action_noise, random_actions, shape_action
 from nextpolicy.loop.episodes import Running, account, clip_reward
 from nextpolicy.loop.keys import MemberKeys, RoundKeys
 from nextpolicy.loop.state import Agent, Hypers, Setup, Workers
-from nextpolicy.types import Array, Episodes, Rollout
+from nextpolicy.types import Array, Episodes, PyTree, Rollout, Step
+
+EnvStep = Callable[[PyTree, PyTree, Array], tuple[PyTree, Step[Array]]]
 
 
 def init_workers(setup: Setup, env: DeviceEnv, keys: MemberKeys) -> Workers:
@@ -41,14 +46,14 @@ def collect(
     uniform = None if explore is None else random_actions(setup.spec, keys.key_random, shape)
 
     def one_step(
-        workers: Workers, inputs: tuple[Array, Array, Array | None]
+        workers: Workers, inputs: tuple[PyTree, Array, Array | None]
     ) -> tuple[Workers, tuple[Rollout, Episodes]]:
-        key, noise, uniform = inputs
+        randomness, noise, uniform = inputs
         dist = policy(workers.obs)
         action = dist.perturbed(noise)
         if explore is not None and uniform is not None:
             action = jnp.where(explore, uniform, action)
-        env_state, step = env.step(key, workers.env_state, shape_action(setup.spec, action))
+        env_state, step = env_step(randomness, workers.env_state, shape_action(setup.spec, action))
         step = clip_reward(step, config.reward_clip)
         running, discounted_return, ended = account(workers.running, step, hypers.algorithm.gamma)
         assert step.next_obs is not None
@@ -66,10 +71,19 @@ def collect(
         )
         return Workers(env_state, step.obs, running), (taken, ended)
 
-    inputs = (jax.random.split(keys.key_env, config.rollout_length), noise, uniform)
-    workers, (rollout, ended) = jax.lax.scan(one_step, workers, inputs, unroll=_unroll(env))
+    randomness, env_step = _randomness(env, jax.random.split(keys.key_env, config.rollout_length), setup.local_envs)
+    workers, (rollout, ended) = jax.lax.scan(one_step, workers, (randomness, noise, uniform), unroll=_unroll(env))
     log_prob = rollout.behaviour_dist.log_prob(rollout.action)
     return workers, rollout._replace(behaviour_log_prob=log_prob), jax.tree.map(jnp.sum, ended)
+
+
+def _randomness(env: DeviceEnv, keys: Array, num_envs: int) -> tuple[PyTree, EnvStep]:
+    """What each step of the scan reads in place of a key, leaves [T, ...], and the function that takes it."""
+    draw = getattr(env, "draw", None)
+    if draw is None or jax.default_backend() != "cpu":
+        return keys, env.step
+    # On a CPU, hashing a few keys takes as long as a small environment step: do it for all steps at once.
+    return jax.vmap(partial(draw, num_envs=num_envs))(keys), getattr(env, "step_drawn")
 
 
 def _unroll(env: DeviceEnv) -> int:

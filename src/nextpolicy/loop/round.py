@@ -25,9 +25,10 @@ def one_round(
     progress = agent.round / setup.config.num_rounds
     key_next, key_learn = learning_keys(keys.key_rest)
 
-    # 1. Evaluate pi and improve beta_k on this round's data.
+    # 1. Evaluate pi and improve beta_k on this round's data. In a plain population pi is beta_k.
+    pi = None if setup.plain else agent.target
     learner, evidence, fit = algorithm.learn(
-        hypers.algorithm, agent.learner, agent.target, without_artefacts(rollout), key_learn, progress
+        hypers.algorithm, agent.learner, pi, without_artefacts(rollout), key_learn, progress
     )
 
     # 2. Decide: a fixed period decides for plain and static members, the criterion for dynamic ones.
@@ -37,8 +38,9 @@ def one_round(
     accept = jnp.where(hypers.period > 0, rounds_held >= hypers.period, wanted)
 
     # 3. The target jumps to beta_{k+1}, or is held.
-    behaviour = algorithm.behaviour(learner)
-    target = jax.tree.map(lambda new, old: jnp.where(accept, new, old), behaviour, agent.target)
+    target = algorithm.behaviour(learner)
+    if not setup.plain:
+        target = jax.tree.map(lambda new, old: jnp.where(accept, new, old), target, agent.target)
     after = Agent(learner, target, state, jnp.where(accept, 0, rounds_held), agent.round + 1, key_next)
     return after, {
         **fit,

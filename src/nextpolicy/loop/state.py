@@ -74,6 +74,11 @@ class Setup:
         parts = Parts(self.networks, self.spec.obs_shape, batch_size, self.shards)
         return self.config.algorithm_class(self.config.algorithm, parts)
 
+    @property
+    def plain(self) -> bool:
+        """Whether every member updates its target every round, so that the target is always the behavioural policy."""
+        return all(self.config.period(member) == 1 for member in self.config.members())
+
     def sharded(self, shards: Shards) -> Setup:
         """The same run with its environments split over shards."""
         return replace(self, shards=shards)
