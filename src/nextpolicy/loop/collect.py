@@ -79,11 +79,11 @@ def collect(
 
 def _randomness(env: DeviceEnv, keys: Array, num_envs: int) -> tuple[PyTree, EnvStep]:
     """What each step of the scan reads in place of a key, leaves [T, ...], and the function that takes it."""
-    draw = getattr(env, "draw", None)
-    if draw is None or jax.default_backend() != "cpu":
+    draw, step_drawn = (getattr(env, name, None) for name in ("draw", "step_drawn"))
+    if draw is None or step_drawn is None or jax.default_backend() != "cpu":
         return keys, env.step
     # On a CPU, hashing a few keys takes as long as a small environment step: do it for all steps at once.
-    return jax.vmap(partial(draw, num_envs=num_envs))(keys), getattr(env, "step_drawn")
+    return jax.vmap(partial(draw, num_envs=num_envs))(keys), step_drawn
 
 
 def _unroll(env: DeviceEnv) -> int:
