@@ -5,6 +5,7 @@ nature regroup    space-to-depth by the stride (84 x 84 x 4 by 4 gives 21 x 21 x
 nature patches    space-to-depth, then one matmul over all windows
 impala window     max-pooling by a window, as in the network; its gradient is a scatter
 impala slices     max-pooling as the maximum of three shifted rows, then of three shifted columns
+impala places     max-pooling that keeps the place of each maximum; its gradient is a sum of nine shifted arrays
 """
 
 from __future__ import annotations
@@ -119,6 +120,52 @@ def pool_by_slices(x: Array) -> Array:
     return x
 
 
+def _frame(size: int) -> tuple[int, int, int]:
+    """Windows along an axis of `size` pixels, and the padding before and after it."""
+    windows = -(-size // 2)
+    excess = (windows - 1) * 2 + 3 - size
+    return windows, excess // 2, excess - excess // 2
+
+
+@jax.custom_vjp
+def pool_with_places(x: Array) -> Array:
+    return _best(x)[0]
+
+
+def _best(x: Array) -> tuple[Array, Array]:
+    """The maximum of each window and its place, 0 to 8; the first of equals."""
+    (rows, *above), (columns, *left) = _frame(x.shape[1]), _frame(x.shape[2])
+    x = jnp.pad(x, [(0, 0), tuple(above), tuple(left), (0, 0)], constant_values=-jnp.inf)
+    views = [x[:, i : i + 2 * rows - 1 : 2, j : j + 2 * columns - 1 : 2] for i in range(3) for j in range(3)]
+    best, place = views[0], jnp.zeros(views[0].shape, jnp.uint8)
+    for k, view in enumerate(views[1:], 1):
+        better = view > best
+        best, place = jnp.where(better, view, best), jnp.where(better, jnp.uint8(k), place)
+    return best, place
+
+
+def _pool_forward(x: Array) -> tuple[Array, tuple[Array, Array]]:
+    best, place = _best(x)
+    return best, (place, x)
+
+
+def _pool_backward(kept: tuple[Array, Array], gradient: Array) -> tuple[Array]:
+    place, x = kept
+    total: Any = 0.0
+    for k in range(9):
+        own = jnp.where(place == k, gradient, jnp.zeros((), gradient.dtype))
+        sides = []
+        for offset, size in ((k // 3, x.shape[1]), (k % 3, x.shape[2])):
+            windows, before, after = _frame(size)
+            # Two windows are two pixels apart. A negative padding cuts off what lies outside the image.
+            sides.append((offset - before, size + before + after - (2 * windows - 1) - offset - after, 1))
+        total = total + jax.lax.pad(own, jnp.zeros((), own.dtype), [(0, 0, 0), *sides, (0, 0, 0)])
+    return (total,)
+
+
+pool_with_places.defvjp(_pool_forward, _pool_backward)
+
+
 def impala(pool: Callable[[Array], Array]) -> Callable[[list[Array], Array], Array]:
     def conv(x: Array, kernel: Array) -> Array:
         return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=NUMBERS)
@@ -141,5 +188,8 @@ NETWORKS: dict[str, tuple[dict[str, Any], list[tuple[int, ...]]]] = {
         {"conv": nature(convolution), "regroup": nature(by_regrouping), "patches": nature(by_patches)},
         [(8, 8, 4, 32), (4, 4, 32, 64), (3, 3, 64, 64), (3136, 512), (512, 1)],
     ),
-    "impala": ({"window": impala(pool_by_window), "slices": impala(pool_by_slices)}, [*_STAGES, (11 * 11 * 32, 256)]),
+    "impala": (
+        {"window": impala(pool_by_window), "slices": impala(pool_by_slices), "places": impala(pool_with_places)},
+        [*_STAGES, (11 * 11 * 32, 256)],
+    ),
 }
