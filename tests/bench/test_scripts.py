@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import json
 import runpy
 import sys
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
+from scipy import stats
 
 from nextpolicy.config import presets
 
@@ -79,6 +82,25 @@ def test_the_same_work_twice_learns_the_same(
     assert curves[0] == curves[1]
     assert [seed for seed, _ in curves[0]] == ["0"] * 50 + ["1"] * 50
     assert "difference     +0.00" in capsys.readouterr().out.splitlines()[-1]
-    assert "expected an existing folder without this file" in complaint(
-        monkeypatch, capsys, "same_learning.py", *arguments
-    )
+    scores = json.loads((tmp_path / "scores-gymnax-CartPole-v1.json").read_text())
+    assert scores[variants[0]]["scores"] == scores[variants[1]]["scores"]
+    refusal = complaint(monkeypatch, capsys, "same_learning.py", *arguments)
+    assert "expected a folder without curves-gymnax-CartPole-v1.csv" in refusal
+
+
+def test_differences_of_means_and_spreads_are_those_of_scipy() -> None:
+    compare = runpy.run_path(str(SCRIPTS / "same_learning.py"))["compare"]
+    rng = np.random.default_rng(0)
+    first, score = rng.normal(10.0, 1.0, 24), rng.normal(11.0, 3.0, 24)
+    row, welch = compare(first, score), stats.ttest_ind(score, first, equal_var=False)
+    interval = welch.confidence_interval(0.95)
+    low, high = row["difference"] - row["difference_interval"], row["difference"] + row["difference_interval"]
+    np.testing.assert_allclose([low, high], [interval.low, interval.high])
+    np.testing.assert_allclose(row["spread_ratio"], score.std() / first.std())
+    # Brown and Forsythe: a one-way analysis of variance of the distances from the medians.
+    distances = (np.abs(x - np.median(x)) for x in (first, score))
+    np.testing.assert_allclose(row["spread_p"], stats.f_oneway(*distances).pvalue)
+    # Four of five samples with this true difference are found different.
+    true, error = row["detectable_difference"], np.sqrt((first.var(ddof=1) + score.var(ddof=1)) / 24)
+    power = 1.0 - stats.nct.cdf(stats.t.ppf(0.975, welch.df), welch.df, true / error)
+    assert abs(power - 0.8) < 0.01
