@@ -131,9 +131,16 @@ def compare(first: np.ndarray, score: np.ndarray) -> dict[str, Any]:
         "difference": float(score.mean() - first.mean()),
         "difference_interval": both * quantile,
         "detectable_difference": both * (quantile + t.ppf(0.8, freedom)),
-        "spread_ratio": error / other if other else math.nan,
-        "spread_p": float(levene(first, score, center="median").pvalue) if both else math.nan,
+        "spread_ratio": error / other if other else 1.0,
+        "spread_p": spread_p(first, score),
     }
+
+
+def spread_p(a: np.ndarray, b: np.ndarray) -> float:
+    """Brown and Forsythe's p-value of equal spreads; 1 if the distances from the medians do not vary."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        p = float(levene(a, b, center="median").pvalue)
+    return p if math.isfinite(p) else 1.0
 
 
 def save(path: Path, curves: dict[str, np.ndarray]) -> None:
