@@ -377,11 +377,15 @@ def test_the_name_of_the_mode_does_not_change_the_program(monkeypatch: pytest.Mo
         config = presets.build("probe/action", seeds=2, population=mode, **SMALL)
         job = jobs.make_job(config)
 
-        def lower(function: Any, arguments: Any, donated: int) -> Any:
-            raise Seen(function.lower(*arguments).as_text())
+        class Keeper:
+            def recall(self, hypers: Any, seeds: Any) -> None:
+                return None
+
+            def lower(self, init: Any, block: Any, arguments: Any, seeds: Any) -> Any:
+                raise Seen(block.lower(*arguments).as_text())
 
         devices = population.jax.devices()[:1]
-        program = population.build_program(job.setup, job.env, job.hypers, capacity=4, devices=devices, lower=lower)
+        program = population.build_program(job.setup, job.env, job.hypers, capacity=4, devices=devices, keeper=Keeper())
         with pytest.raises(Seen) as caught:
             program.init(job.seeds)
         return str(caught.value)

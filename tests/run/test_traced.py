@@ -20,6 +20,7 @@ from gymnax.environments.classic_control.cartpole import CartPole
 from nextpolicy.config import TrainConfig, presets
 from nextpolicy.core import losses, minibatch
 from nextpolicy.criteria.stable_values import StableValues
+from nextpolicy.loop import population
 from nextpolicy.nets import build, heads, torsos
 from nextpolicy.run import traced
 from nextpolicy.run.job import make_job
@@ -28,70 +29,93 @@ from nextpolicy.tabular import four_rooms_mdp
 SMALL = {"num_envs": 4, "rollout_length": 8, "minibatch_size": 16, "hidden": (8,), "total_env_steps": 320}
 
 
-def counted() -> tuple[Any, list[int]]:
-    """A function in the form of a block of rounds, and a list that grows when it is traced."""
-    traces: list[int] = []
+class Counted:
+    """Two functions in the form of `init` and `block`, and how often they were traced."""
 
-    def block(scale: jax.Array, state: dict[str, jax.Array], rounds: jax.Array) -> tuple[Any, Any, None]:
-        traces.append(1)
-        return {"x": state["x"] * scale, "key": state["key"]}, {"total": jnp.sum(state["x"]) + rounds}, None
+    def __init__(self) -> None:
+        self.traces = 0
+        self.init, self.block = jax.jit(self._init), jax.jit(self._block, donate_argnums=1)
 
-    return jax.jit(block), traces
+    def _init(self, seeds: jax.Array) -> dict[str, jax.Array]:
+        self.traces += 1
+        return {"x": jnp.arange(3.0) + seeds[0], "key": jax.random.key(1)}
+
+    def _block(
+        self, scale: jax.Array, state: dict[str, jax.Array], rounds: jax.Array, warming: jax.Array
+    ) -> tuple[Any, Any, None]:
+        self.traces += 1
+        total = jnp.sum(state["x"]) + rounds
+        return {"x": state["x"] * scale, "key": state["key"]}, {"total": jnp.where(warming, 0.0, total)}, None
 
 
-def arguments() -> tuple[Any, ...]:
-    return jnp.float32(2.0), {"x": jnp.arange(3.0), "key": jax.random.key(1)}, np.int32(5)
+SCALE, SEEDS = jnp.float32(2.0), jnp.zeros(2, jnp.uint32)
+NUMBERS = (np.int32(5), np.bool_(False))
+
+
+def programs(folder: Path, about: str = "a", scale: Any = SCALE) -> tuple[Any, Any, int]:
+    """Both programs as at a start, lowered, and the number of functions traced for it."""
+    functions, keeper = Counted(), traced.Keeper(folder, about)
+    lowered = keeper.recall(scale, SEEDS)
+    if lowered is None:
+        state = jax.eval_shape(functions.init, SEEDS)
+        functions.traces = 0
+        lowered = keeper.lower(functions.init, functions.block, (scale, state, *NUMBERS), SEEDS)
+    return *lowered, functions.traces
 
 
 def lowered_and_run(folder: Path, about: str = "a") -> tuple[Any, int]:
-    function, traces = counted()
-    compiled = traced.Keeper(folder, about).lower(function, arguments(), 1).compile()
-    return compiled(*arguments()), len(traces)
+    """Leaves of the state, metrics and observed after init and one block; and the number of functions traced."""
+    init, block, traces = programs(folder, about)
+    state, *outputs = block.compile()(SCALE, init.compile()(SEEDS), *NUMBERS)
+    return (jax.tree.leaves(state), *outputs), traces
 
 
 def test_the_second_start_traces_nothing_and_gives_the_same(tmp_path: Path) -> None:
-    for expected_traces in (1, 0, 0):
-        (state, metrics, observed), traces = lowered_and_run(tmp_path)
-        assert traces == expected_traces
-        np.testing.assert_array_equal(state["x"], [0.0, 2.0, 4.0])
-        assert jax.random.key_data(state["key"]).tolist() == jax.random.key_data(jax.random.key(1)).tolist()
+    for traced_at_this_start in (True, False, False):
+        ((key, x), metrics, observed), traces = lowered_and_run(tmp_path)
+        assert bool(traces) == traced_at_this_start
+        np.testing.assert_array_equal(x, [0.0, 2.0, 4.0])
+        assert jax.random.key_data(key).tolist() == jax.random.key_data(jax.random.key(1)).tolist()
         assert (float(metrics["total"]), observed) == (8.0, None)
-    assert len(list(tmp_path.iterdir())) == 1
-    assert lowered_and_run(tmp_path, "b")[1] == 1, "another configuration is another program"
+    assert len(list(tmp_path.iterdir())) == 2
+    assert lowered_and_run(tmp_path, "b")[1], "another configuration is another program"
 
 
-def test_the_donated_argument_is_given_away(tmp_path: Path) -> None:
-    function, _ = counted()
-    lowered = traced.Keeper(tmp_path, "a").lower(function, arguments(), 1)
-    assert "@jit_block" in lowered.lowered.as_text(), "known by its name"
-    compiled, given = lowered.compile(), arguments()
-    compiled(*given)
-    assert given[1]["x"].is_deleted()
-    assert not given[0].is_deleted()
+def test_the_state_is_donated(tmp_path: Path) -> None:
+    init, block, _ = programs(tmp_path)
+    assert "@jit_block" in block.lowered.as_text(), "known by its name"
+    state = init.compile()(SEEDS)
+    block.compile()(SCALE, state, *NUMBERS)
+    assert all(leaf.is_deleted() for leaf in state)
+    assert not SCALE.is_deleted()
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a program", None])
-def test_a_damaged_file_is_written_anew(tmp_path: Path, damage: bytes | None) -> None:
+@pytest.mark.parametrize("program", ["init", "block"])
+def test_a_damaged_file_is_written_anew(tmp_path: Path, program: str, damage: bytes | None) -> None:
     lowered_and_run(tmp_path)
-    (file,) = tmp_path.iterdir()
+    (file,) = tmp_path.glob(f"*-{program}")
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
-    (state, _, _), traces = lowered_and_run(tmp_path)
-    assert traces == 1
-    np.testing.assert_array_equal(state["x"], [0.0, 2.0, 4.0])
-    assert lowered_and_run(tmp_path)[1] == 0
+    ((_, x), _, _), traces = lowered_and_run(tmp_path)
+    assert traces
+    np.testing.assert_array_equal(x, [0.0, 2.0, 4.0])
+    assert not lowered_and_run(tmp_path)[1]
 
 
 def test_jax_reads_nothing_of_a_damaged_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lowered_and_run(tmp_path)
-    (file,) = tmp_path.iterdir()
-    whole = file.read_bytes()
-    monkeypatch.setattr(jax.export, "deserialize", lambda data: pytest.fail("JAX would crash on some damage"))
+    (file,) = tmp_path.glob("*-init")
+    whole, deserialize = file.read_bytes(), jax.export.deserialize
+    seen: list[bytes] = []
+    monkeypatch.setattr(jax.export, "deserialize", lambda data: seen.append(bytes(data)) or deserialize(data))
     for place in range(7, len(whole), len(whole) // 7):
-        file.write_bytes(whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :])
-        (state, _, _), traces = lowered_and_run(tmp_path)
-        assert traces == 1
-        np.testing.assert_array_equal(state["x"], [0.0, 2.0, 4.0])
+        damaged = whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :]
+        file.write_bytes(damaged)
+        ((_, x), _, _), traces = lowered_and_run(tmp_path)
+        assert traces
+        assert not any(text and text in damaged for text in seen), "JAX would crash on some damage"
+        np.testing.assert_array_equal(x, [0.0, 2.0, 4.0])
 
 
 def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,9 +123,9 @@ def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path, capsys: pyte
     assert (tmp_path / "traced").stat().st_mode & 0o777 == 0o700
     (tmp_path / "traced").chmod(0o777)
     for _ in range(2):
-        (state, _, _), traces = lowered_and_run(tmp_path / "traced")
-        assert traces == 1
-        np.testing.assert_array_equal(state["x"], [0.0, 2.0, 4.0])
+        ((_, x), _, _), traces = lowered_and_run(tmp_path / "traced")
+        assert traces
+        np.testing.assert_array_equal(x, [0.0, 2.0, 4.0])
     (said,) = capsys.readouterr().err.splitlines()
     assert "expected a folder that only you can write to, got mode 777" in said
 
@@ -109,24 +133,21 @@ def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path, capsys: pyte
 def test_a_program_for_other_shapes_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traced, "fingerprint", lambda *_: "same")
     lowered_and_run(tmp_path)
-    function, traces = counted()
-    wide = (jnp.float32(2.0), {"x": jnp.arange(4.0), "key": jax.random.key(1)}, np.int32(5))
-    state, _, _ = traced.Keeper(tmp_path, "a").lower(function, wide, 1).compile()(*wide)
-    assert len(traces) == 1
-    assert state["x"].shape == (4,)
+    *_, traces = programs(tmp_path, scale=jnp.float32([2.0, 3.0, 4.0]))
+    assert traces, "hyperparameters of another shape"
 
 
 def test_what_cannot_be_kept_runs_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    assert lowered_and_run(blocked / "folder")[1] == 1, "a folder that cannot be made"
+    assert lowered_and_run(blocked / "folder")[1], "a folder that cannot be made"
 
     def broken(*_: Any, **__: Any) -> Any:
         raise NotImplementedError
 
     monkeypatch.setattr(jax.export, "export", broken)
-    (state, _, _), _ = lowered_and_run(tmp_path / "fresh")
-    np.testing.assert_array_equal(state["x"], [0.0, 2.0, 4.0])
+    ((_, x), _, _), _ = lowered_and_run(tmp_path / "fresh")
+    np.testing.assert_array_equal(x, [0.0, 2.0, 4.0])
 
 
 def changes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -220,17 +241,19 @@ def test_training_is_the_same_bit_for_bit(tmp_path: Path, monkeypatch: pytest.Mo
     config = presets.build("gymnax/CartPole-v1", algo="sv-dynamic", seeds=2, **SMALL)
     plain = train(make_job(config))
     monkeypatch.setenv("NEXTPOLICY_KEEP_TRACED", "1")
-    before = jax.config.jax_compilation_cache_dir
+    before, code = jax.config.jax_compilation_cache_dir, traced.code_digest()
     try:
         jax.config.update("jax_compilation_cache_dir", str(tmp_path))
         first = train(make_job(config))
-        (kept,) = (tmp_path / "traced").iterdir()
-        monkeypatch.setattr(jax.export, "export", None)  # a second tracing would fail, and be seen as a plain lowering
-        monkeypatch.setattr(traced.Keeper, "lower", traced.Keeper._lower)
+        assert len(list((tmp_path / "traced").iterdir())) == 2
+        monkeypatch.setattr(traced.Keeper, "lower", lambda *_: pytest.fail("traced again"))
         again = train(make_job(config.replace(seeds=(0, 1))))
+        monkeypatch.setattr(population, "init_agent", lambda setup, key: None)
+        monkeypatch.setattr(traced, "code_digest", lambda: code)
+        with pytest.raises(RuntimeError, match="expected a program of this configuration, got one with a state"):
+            train(make_job(config))
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
-    assert kept.exists()
     for a, b, c in zip(*(jax.tree.leaves(x) for x in (plain, first, again)), strict=True):
         np.testing.assert_array_equal(a, b)
         np.testing.assert_array_equal(a, c)

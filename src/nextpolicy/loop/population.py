@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,14 @@ from nextpolicy.loop.state import Hypers, MemberState, Setup, init_agent
 from nextpolicy.types import Array, Metrics, PyTree
 
 Observer = Callable[[Setup, MemberState], PyTree]
-Lower = Callable[[Any, tuple[Any, ...], int], Any]
+
+
+class Keeper(Protocol):
+    """Keeps traced programs between starts, see `run.traced`."""
+
+    def recall(self, hypers: PyTree, seeds: Array) -> tuple[Any, Any] | None: ...
+
+    def lower(self, init: Any, block: Any, arguments: tuple[Any, ...], seeds: Array) -> tuple[Any, Any]: ...
 
 
 class Program(NamedTuple):
@@ -141,11 +148,11 @@ def build_program(
     capacity: int,
     observer: Observer | None = None,
     devices: list[Any] | None = None,
-    lower: Lower | None = None,
+    keeper: Keeper | None = None,
 ) -> Program:
     """The program of a population with `hypers` (leaves [M]); each function is compiled once.
 
-    On one device, `lower(function, arguments, donated)` replaces `function.lower(*arguments)` for the block.
+    On one device, `keeper` provides the programs that an earlier start has traced.
     """
     shares = setup.config.algorithm.environment_shards(setup.config.environment.num_envs)
     mesh = layout(len(hypers.period), shares, devices or jax.devices())
@@ -161,29 +168,68 @@ def build_program(
     in_specs, out_specs = (members, spec, everywhere, everywhere), (spec, members, members)
     jit_block = jax.jit(spread(block, in_specs=in_specs, out_specs=out_specs), donate_argnums=1)
     placed = jax.tree.map(lambda x: jax.device_put(x, NamedSharding(mesh, members)), hypers)
-    compiled: dict[str, Callable[..., Any]] = {}
+    shapes = lambda seeds: _placed_shapes(mesh, spec, jax.eval_shape(jit_init, seeds))  # noqa: E731
+    programs = _Programs(jit_init, jit_block, placed, shapes, keeper if mesh.size == 1 else None)
+    warm_up = setup.config.warm_up_rounds
 
     def start(seeds: Array | np.ndarray) -> MemberState:
-        seeds = jax.device_put(seeds, NamedSharding(mesh, members))
-        if not compiled:
-            shapes = _placed_shapes(mesh, spec, jax.eval_shape(jit_init, seeds))
-            arguments = (placed, shapes, np.int32(0), np.bool_(False))
-            lowered = jit_block.lower(*arguments) if lower is None or mesh.size > 1 else lower(jit_block, arguments, 1)
-            with ThreadPoolExecutor(1) as pool:  # both contain the environment's reset, so compile in parallel
-                pending = pool.submit(lowered.compile)
-                compiled["init"] = jit_init.lower(seeds).compile()
-                compiled["block"] = pending.result()
-        state = compiled["init"](seeds)
+        state = programs.init(jax.device_put(seeds, NamedSharding(mesh, members)))
         # Warm-up rounds use the same compiled block, since an environment may take longer to compile than to run.
-        for first in range(0, setup.config.warm_up_rounds, capacity):
-            rounds = np.int32(min(capacity, setup.config.warm_up_rounds - first))
-            state = compiled["block"](placed, state, rounds, np.bool_(True))[0]
-        return state
+        for first in range(0, warm_up, capacity):
+            state = programs.block(state, min(capacity, warm_up - first), warming=True)[0]
+        return programs.as_state(state)
 
     def train(state: MemberState, rounds: int) -> Any:
-        return compiled.get("block", jit_block)(placed, state, np.int32(rounds), np.bool_(False))
+        state, *outputs = programs.block(state, rounds)
+        return programs.as_state(state), *outputs
 
     return Program(init=start, block=train, capacity=capacity, mesh=mesh)
+
+
+class _Programs:
+    """The two functions of a population, compiled at the first call. A state may be given as the list of its leaves."""
+
+    def __init__(
+        self, init: Any, block: Any, hypers: Hypers, shapes: Callable[[Array], MemberState], keeper: Keeper | None
+    ) -> None:
+        self.jit_init, self.jit_block, self.hypers, self.shapes, self.keeper = init, block, hypers, shapes, keeper
+        self.compiled: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+        self.seeds: Array | None = None
+
+    def init(self, seeds: Array) -> Any:
+        if self.compiled is None:
+            self.compiled, self.seeds = self._compile(seeds), seeds
+        return self.compiled[0](seeds)
+
+    def block(self, state: PyTree, rounds: int, warming: bool = False) -> Any:
+        block = self.jit_block if self.compiled is None else self.compiled[1]
+        return block(self.hypers, state, np.int32(rounds), np.bool_(warming))
+
+    def as_state(self, state: MemberState | list[Array]) -> MemberState:
+        """The state from its leaves. Its structure is traced here, at a second start while the device works."""
+        if isinstance(state, MemberState):
+            return state
+        assert self.seeds is not None
+        leaves, structure = jax.tree.flatten(self.shapes(self.seeds))
+        if [(x.shape, x.dtype) for x in leaves] != [(x.shape, x.dtype) for x in state]:
+            raise RuntimeError(
+                "program cache: expected a program of this configuration, got one with a state of other shapes; "
+                "set NEXTPOLICY_KEEP_TRACED=0"
+            )
+        restored: MemberState = jax.tree.unflatten(structure, state)
+        return restored
+
+    def _compile(self, seeds: Array) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        lowered = None if self.keeper is None else self.keeper.recall(self.hypers, seeds)
+        if lowered is None:
+            arguments = (self.hypers, self.shapes(seeds), np.int32(0), np.bool_(False))
+            if self.keeper is None:
+                lowered = self.jit_init.lower(seeds), self.jit_block.lower(*arguments)
+            else:
+                lowered = self.keeper.lower(self.jit_init, self.jit_block, arguments, seeds)
+        with ThreadPoolExecutor(1) as pool:  # both contain the environment's reset, so compile in parallel
+            block = pool.submit(lowered[1].compile)
+            return lowered[0].compile(), block.result()
 
 
 def _functions(

@@ -71,7 +71,7 @@ class Job:
             capacity=rounds,
             observer=self.observer,
             devices=devices,
-            lower=None if keeper is None else keeper.lower,
+            keeper=keeper,
         )
 
     def template(self) -> MemberState:

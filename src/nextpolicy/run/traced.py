@@ -28,6 +28,7 @@ import numpy as np
 
 from nextpolicy.envs import registry
 from nextpolicy.run import program_cache
+from nextpolicy.types import Array, PyTree
 
 # Modules of this package whose functions and tables can affect the program.
 _PARTS = ("algos", "config", "core", "criteria", "envs", "loop", "nets", "settings", "tabular", "types", "run.job")
@@ -39,62 +40,87 @@ _SETTINGS_THAT_DO_NOT_MATTER = ("cache", "log", "traceback", "xla_flags", "dump"
 
 @dataclass(frozen=True)
 class Keeper:
-    """Lowers the programs of one configuration, from disk if possible. `about` describes the configuration."""
+    """Keeps the two programs of a configuration on disk. `about` describes the configuration.
+
+    They are `init(seeds) -> state` and `block(hypers, state, rounds, warming) -> (state, metrics, observed)`. The
+    structure of a state is not stored, so programs from disk take and return it as the list of its leaves.
+    """
 
     folder: Path
     about: str
 
-    def lower(self, function: Any, arguments: tuple[Any, ...], donated: int) -> Any:
-        """Like `function.lower(*arguments)`, with the argument at index `donated` donated.
-
-        `function` returns (new value of the donated argument, dicts and tuples of arrays...). A program that cannot be
-        cached is lowered by JAX directly.
-        """
+    def recall(self, hypers: PyTree, seeds: Array) -> tuple[Any, Any] | None:
+        """Both programs of an earlier start, lowered; None if there are none."""
         if not program_cache.usable(self.folder):
-            return function.lower(*arguments)
+            return None
+        kept = [program_cache.read(path) for path in self._paths(hypers, seeds)]
         try:
-            return self._lower(function, arguments, donated)
-        except Exception:  # an error of the function itself is raised again
-            return function.lower(*arguments)
+            return _lowered([jax.export.deserialize(bytearray(text)) for text in kept if text], hypers, seeds)
+        except Exception:  # a file is missing, or this JAX cannot use it
+            return None
 
-    def _lower(self, function: Any, arguments: tuple[Any, ...], donated: int) -> Any:
-        leaves, tree = jax.tree.flatten(arguments)
-        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
-        path = self.folder / fingerprint(self.about, str(tree), [f"{s.dtype}{s.shape}" for s in shapes])
-        if kept := program_cache.read(path):
-            exported = jax.export.deserialize(bytearray(kept))
-        else:
+    def lower(self, init: Any, block: Any, arguments: tuple[Any, ...], seeds: Array) -> tuple[Any, Any]:
+        """Both programs, lowered and written to disk. If that is impossible, JAX lowers them directly."""
+        if not program_cache.usable(self.folder):
+            return init.lower(seeds), block.lower(*arguments)
+        try:
+            exported = [_exported(init, (seeds,)), _exported(block, arguments)]
+            for path, each in zip(self._paths(arguments[0], seeds), exported, strict=True):
+                program_cache.write(path, bytes(each.serialize()))
+            return _lowered(exported, arguments[0], seeds)
+        except Exception:  # an error of the functions themselves is raised again
+            return init.lower(seeds), block.lower(*arguments)
 
-            def flat(*leaves: Any) -> Any:
-                first, *rest = function(*jax.tree.unflatten(tree, leaves))
-                return jax.tree.leaves(first), *rest
+    def _paths(self, hypers: PyTree, seeds: Array) -> list[Path]:
+        leaves, tree = jax.tree.flatten((hypers, seeds))
+        name = fingerprint(self.about, str(tree), [f"{x.dtype}{x.shape}" for x in leaves])
+        return [self.folder / f"{name}-{program}" for program in ("init", "block")]
 
-            exported = jax.export.export(jax.jit(flat), disabled_checks=_kernel_checks())(*shapes)
-            program_cache.write(path, bytes(exported.serialize()))
-        sizes = [len(jax.tree.leaves(argument)) for argument in arguments]
-        first = sum(sizes[:donated])
-        call = lambda *leaves: exported.call(*leaves)  # noqa: E731
-        call.__name__ = function.__name__  # the name in profiles and memory reports
-        call = jax.jit(call, donate_argnums=tuple(range(first, first + sizes[donated])))
-        placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)) for x in leaves]
-        return _Flat(call.lower(*placed), jax.tree.structure(arguments[donated]))
+
+def _exported(function: Any, arguments: tuple[Any, ...]) -> Any:
+    """`function` of the leaves of its arguments. If it returns a tuple, the first item, else all, becomes leaves."""
+    leaves, tree = jax.tree.flatten(arguments)
+
+    def flat(*leaves: Array) -> Any:
+        result = function(*jax.tree.unflatten(tree, leaves))
+        if len(arguments) == 1:
+            return jax.tree.leaves(result)
+        first, *rest = result
+        return jax.tree.leaves(first), *rest
+
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+    return jax.export.export(jax.jit(flat), disabled_checks=_kernel_checks())(*shapes)
+
+
+def _lowered(exported: list[Any], hypers: PyTree, seeds: Array) -> tuple[Any, Any]:
+    """`init` and `block`, lowered for the device of `seeds`; `block` donates the state."""
+    init, block = exported
+    given = jax.tree.leaves(hypers)
+    place = lambda aval, sharding: jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)  # noqa: E731
+    state = [place(aval, seeds.sharding) for aval in block.in_avals[len(given) : -2]]
+    numbers = [place(aval, None) for aval in block.in_avals[-2:]]  # rounds, warming
+    donated = tuple(range(len(given), len(given) + len(state)))
+    lowered_init = jax.jit(_named(init, "init")).lower(seeds)
+    lowered_block = jax.jit(_named(block, "block"), donate_argnums=donated).lower(*given, *state, *numbers)
+    return _OnLeaves(lowered_init), _OnLeaves(lowered_block)
+
+
+def _named(exported: Any, name: str) -> Callable[..., Any]:
+    """`exported.call`, by the name that profiles and memory reports show."""
+    call = lambda *leaves: exported.call(*leaves)  # noqa: E731
+    call.__name__ = name
+    return call
 
 
 @dataclass(frozen=True)
-class _Flat:
-    """A lowered function of flat leaves; `compile()` restores the pytree structure."""
+class _OnLeaves:
+    """A lowered function of leaves. Compiled, it accepts pytrees."""
 
     lowered: Any
-    first: Any  # pytree structure of the first result
 
     def compile(self) -> Callable[..., Any]:
         compiled = self.lowered.compile()
-
-        def call(*arguments: Any) -> Any:
-            first, *rest = compiled(*jax.tree.leaves(arguments))
-            return jax.tree.unflatten(self.first, first), *rest
-
-        return call
+        return lambda *arguments: compiled(*jax.tree.leaves(arguments))
 
 
 def keeper(about: str) -> Keeper | None:
