@@ -26,7 +26,9 @@ class Form(NamedTuple):
 
 def pays_on_cpu(params: PyTree) -> bool:
     """Whether this is a CPU and the parameters are few: it then costs less to copy them than to start operations."""
-    return jax.default_backend() == "cpu" and sum(leaf.size for leaf in jax.tree.leaves(params)) <= _FEW
+    leaves = jax.tree.leaves(params)
+    few = sum(leaf.size for leaf in leaves) <= _FEW and len({leaf.dtype for leaf in leaves}) == 1
+    return few and jax.default_backend() == "cpu"
 
 
 def identity() -> Form:

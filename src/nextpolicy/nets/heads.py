@@ -37,7 +37,8 @@ class Categorical(NamedTuple):
 
     def log_prob(self, action: Array) -> Array:
         # A mask is fused with what follows. A gather is not, and its gradient is a scatter.
-        taken = jnp.arange(self.logits.shape[-1]) == action[..., None]
+        number = jax.lax.broadcasted_iota(jnp.int32, self.logits.shape, self.logits.ndim - 1)
+        taken = number == action[..., None]
         return jnp.sum(jnp.where(taken, self.logits, 0.0), axis=-1)
 
     def entropy(self) -> Array:
