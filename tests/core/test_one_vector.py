@@ -73,6 +73,13 @@ def test_identity_leaves_everything() -> None:
     assert form.unpack(form.pack(state := tree())) is state
 
 
+def test_it_pays_on_a_cpu_for_few_parameters_of_one_type() -> None:
+    assert jax.default_backend() == "cpu"
+    assert one_vector.pays_on_cpu([jnp.zeros((64, 64)), jnp.zeros(64)])
+    assert not one_vector.pays_on_cpu([jnp.zeros((128, 128)), jnp.zeros(128)])
+    assert not one_vector.pays_on_cpu([jnp.zeros(4), jnp.zeros(4, jnp.bfloat16)])
+
+
 def test_types_are_not_mixed() -> None:
     with pytest.raises(ValueError, match=r"^example: expected leaves of one dtype, got bfloat16, float32$"):
         one_vector.like({"a": jnp.zeros(2), "b": jnp.zeros(2, jnp.bfloat16)})

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from nextpolicy.algos import ppo
-from nextpolicy.core import minibatch
+from nextpolicy.core import minibatch, one_vector
 from nextpolicy.criteria.stable_values import GateParams, StableValues
 from nextpolicy.envs.base import Discrete, EnvSpec
 from nextpolicy.loop.keys import learning_keys, round_keys
@@ -192,7 +192,10 @@ def assert_alike(got: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("as_one_vector", [False, True], ids=["as-it-is", "one-vector"])
 @pytest.mark.parametrize("kind", ["categorical", "gaussian"])
-def test_with_the_gate_open_a_round_is_ppo(x64: None, kind: str, as_one_vector: bool) -> None:
+def test_with_the_gate_open_a_round_is_ppo(
+    x64: None, monkeypatch: pytest.MonkeyPatch, kind: str, as_one_vector: bool
+) -> None:
+    monkeypatch.setattr(one_vector, "_FEW", 0)  # as with more parameters
     setup = setup_of(kind, learning_rate_final=1e-4, value_clip=0.15, max_grad_norm=0.4)
     if as_one_vector:  # as where the networks run fused
         setup = replace(setup, networks=setup.networks._replace(fused_actor_critic=setup.networks.actor_critic))

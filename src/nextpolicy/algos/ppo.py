@@ -7,85 +7,22 @@ clipped gradient steps from beta_k to beta_{k+1}. If pi is beta_k, all ratios ar
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from nextpolicy.algos.base import Pace, Parts
+from nextpolicy.algos.ppo_settings import PPOSettings
 from nextpolicy.core import losses, minibatch, one_vector, returns, running_stats
-from nextpolicy.settings import INT32_MAX, ConfigError, Settings, pytree, setting
+from nextpolicy.settings import Settings
 from nextpolicy.types import Array, Distribution, Evidence, Metrics, Params, PolicySnapshot, Rollout, RunningStats
 
 if TYPE_CHECKING:
     import optax
 
-_BELOW_ONE = 1 - 2**-24  # the largest float32 below 1
 _MAX_LOG_RATIO = 20.0  # exp(20) = 5e8 exceeds any rho_max used in practice, and its square is finite in float32
-
-
-@pytree
-@dataclass(frozen=True)
-class PPOSettings(Settings):
-    """Settings of PPO and SV-PPO."""
-
-    epochs: int = setting(4, "Passes over a round's batch.", low=1, high=10_000)
-    minibatch_size: int = setting(
-        1024,
-        "Samples per gradient step, a divisor of num_envs * rollout_length. If a preset's value does not divide it, "
-        "the number of minibatches is kept.",
-        low=1,
-        high=INT32_MAX,
-    )
-    learning_rate: float = setting(3e-4, "Initial learning rate of Adam.", traced=True, low=0, high=1e6)
-    learning_rate_final: float = setting(
-        0.0, "Learning rate at the end of its linear decay over the rounds.", traced=True, low=0, high=1e6
-    )
-    gamma: float = setting(0.99, "Discount factor.", traced=True, low=0, high=_BELOW_ONE, interval="in [0, 1)")
-    lam: float = setting(
-        0.95, "Trace decay of GAE, Retrace and V-trace.", traced=True, low=0, high=1, interval="in [0, 1]"
-    )
-    clip: float = setting(0.2, "Clip range of the probability ratio beta_theta / beta_k.", traced=True, low=0)
-    value_clip: float = setting(
-        0.2, "Change of a value per round beyond which its loss is clipped; inf for no clipping.", traced=True, low=0
-    )
-    value_coef: float = setting(0.5, "Weight of the value loss.", traced=True, low=0, high=1e6)
-    entropy_coef: float = setting(0.01, "Weight of the entropy bonus.", traced=True, low=-1e6, high=1e6)
-    max_grad_norm: float = setting(0.5, "Maximum global norm of the gradients.", traced=True, low=0)
-    rho_min: float = setting(0.0, "Lower bound on the importance ratio in V-trace.", traced=True, low=0, high=1e6)
-    rho_max: float = setting(5.0, "Upper bound on the importance ratio in V-trace.", traced=True, low=0)
-    adam_eps: float = setting(1e-5, "Adam's epsilon.", low=0, high=1e6)
-    advantage_kind: Literal["paper", "retrace", "vtrace"] = setting(
-        "paper",
-        "Off-policy advantage: paper (its equation) and retrace (traces on state values) are biased; or vtrace.",
-    )
-    advantage_norm: Literal["scale", "standardise", "none"] = setting(
-        "scale", "scale divides advantages by their standard deviation, standardise also subtracts their mean."
-    )
-    truncation: Literal["bootstrap", "terminal"] = setting(
-        "bootstrap", "At a time limit, bootstrap from the true successor or treat the step as terminal."
-    )
-    normalise_obs: bool = setting(False, "Whether observations are normalised by running statistics.")
-    normalise_reward: bool = setting(
-        False, "Whether rewards are divided by the running standard deviation of the discounted return."
-    )
-
-    def check(self, batch_size: int) -> None:
-        """The minibatch size must divide the batch size, and rho_min must not exceed rho_max."""
-        if batch_size % self.minibatch_size:
-            raise ConfigError(
-                f"minibatch_size: expected a divisor of the batch size, num_envs * rollout_length = {batch_size}, "
-                f"got {self.minibatch_size}"
-            )
-        if self.rho_min > self.rho_max:
-            raise ConfigError(f"rho_min: expected at most rho_max, {self.rho_max:g}, got {self.rho_min:g}")
-
-    def environment_shards(self, num_envs: int) -> int:
-        """The greatest number of shards with equal parts of the environments and of each minibatch."""
-        return math.gcd(num_envs, self.minibatch_size)
 
 
 class Learner(NamedTuple):
@@ -225,8 +162,8 @@ class PPO:
         index = minibatch.indices(key, batch_size, epochs, minibatches)
         optimiser = self._optimiser()
         # Fused networks read a bfloat16 copy of the weights, which they can take from one vector.
-        fused = self.networks.fused_actor_critic is not None
-        form = one_vector.like(learner.params) if fused else one_vector.identity()
+        packs = self.networks.fused_actor_critic is not None or one_vector.pays_on_cpu(learner.params)
+        form = one_vector.like(learner.params) if packs else one_vector.identity()
         loss = lambda params, *batch: self.objective(settings, learner, form.unpack(params), *batch)  # noqa: E731
         gradient = jax.grad(loss, has_aux=True)
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from nextpolicy.types import Array, PyTree
 
+_FEW = 2**14  # elements
 _MULTIPLE = 128  # elements; with this alignment, loads are vectorised for every member of a population
 
 
@@ -21,6 +22,13 @@ class Form(NamedTuple):
 
     pack: Callable[[PyTree], PyTree]
     unpack: Callable[[PyTree], PyTree]
+
+
+def pays_on_cpu(params: PyTree) -> bool:
+    """Whether this is a CPU and the parameters are few: it then costs less to copy them than to start operations."""
+    leaves = jax.tree.leaves(params)
+    few = sum(leaf.size for leaf in leaves) <= _FEW and len({leaf.dtype for leaf in leaves}) == 1
+    return few and jax.default_backend() == "cpu"
 
 
 def identity() -> Form:

@@ -90,9 +90,8 @@ class DeviceEnv(Protocol):
     """N environments as two pure functions, traceable by JAX; the population axis is mapped over both.
 
     `step` resets finished environments and returns the true successor beside the next observation. An environment that
-    can be rendered also has `render(state) -> uint8 [H, W, 3]` for the state of one environment. One that can draw the
-    randomness of a step in advance has `draw(key, num_envs)` and `step_drawn(drawn, state, action)`, the two halves of
-    `step`.
+    can be rendered also has `render(state) -> uint8 [H, W, 3]` for the state of one environment. One that can draw
+    randomness in advance also has `draw(key, num_envs)` and `step_drawn(drawn, state, action)`, the halves of `step`.
     """
 
     spec: EnvSpec

@@ -101,7 +101,9 @@ class GymnaxEnv:
     def __init__(self, env: GymnaxStyle, params: PyTree, env_id: str, *, binary_obs: bool = False):
         self.env, self.params = env, params
         self._binary_obs = binary_obs
-        obs = jax.eval_shape(self._reset_one, jax.random.key(0))[1]
+        state, obs = jax.eval_shape(self._reset_one, jax.random.key(0))
+        # A start state that a step reads back from memory must be small to be cheaper than making it in the step.
+        self._small = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((state, obs))) <= 128
         if not hasattr(obs, "shape"):
             raise ValueError(f"{env_id}: expected observations that are one array, got {type(obs).__name__}")
         categories = getattr(env.observation_space(params), "n", None)
@@ -143,13 +145,17 @@ class GymnaxEnv:
         return self.step_drawn(self.draw(key, action.shape[0]), state, action)
 
     def draw(self, key: Array, num_envs: int) -> PyTree:
-        """The randomness of one step of all N: a key for each environment's step, and start states."""
+        """The randomness of one step of all N: a key for each environment, and start states or keys for them."""
         key_step, key_reset = jax.random.split(key)
-        return jax.random.split(key_step, num_envs), self.reset(key_reset, num_envs)
+        keys = jax.random.split(key_reset, num_envs)
+        return jax.random.split(key_step, num_envs), jax.vmap(_few_kernels(self._reset_one))(
+            keys
+        ) if self._small else keys
 
     def step_drawn(self, drawn: PyTree, state: PyTree, action: Array) -> tuple[PyTree, Step[Array]]:
         """`step` with the outputs of `draw`."""
-        keys, fresh = drawn
+        keys, start = drawn
+        fresh = start if self._small else jax.vmap(_few_kernels(self._reset_one))(start)
         state, next_obs, reward, terminated, truncated = jax.vmap(_few_kernels(self._step_one))(keys, state, action)
         return auto_reset(fresh, state, next_obs, reward, terminated.astype(bool), truncated.astype(bool))
 

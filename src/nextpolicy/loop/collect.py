@@ -45,9 +45,7 @@ def collect(
     noise = action_noise(setup.spec, keys.key_act, shape)
     uniform = None if explore is None else random_actions(setup.spec, keys.key_random, shape)
 
-    def one_step(
-        workers: Workers, inputs: tuple[PyTree, Array, Array | None]
-    ) -> tuple[Workers, tuple[Rollout, Episodes]]:
+    def one_step(workers: Workers, inputs: tuple[PyTree, Array, Array | None]) -> tuple[Workers, tuple[Rollout, Array]]:
         randomness, noise, uniform = inputs
         dist = policy(workers.obs)
         action = dist.perturbed(noise)
@@ -69,17 +67,17 @@ def collect(
             discounted_return=discounted_return,
             valid=step.valid,
         )
-        return Workers(env_state, step.obs, running), (taken, ended)
+        return Workers(env_state, step.obs, running), (taken, jnp.stack(ended))  # one write, not three
 
     randomness, env_step = _randomness(env, jax.random.split(keys.key_env, config.rollout_length), setup.local_envs)
     workers, (rollout, ended) = jax.lax.scan(one_step, workers, (randomness, noise, uniform), unroll=_unroll(env))
     log_prob = rollout.behaviour_dist.log_prob(rollout.action)
-    return workers, rollout._replace(behaviour_log_prob=log_prob), jax.tree.map(jnp.sum, ended)
+    return workers, rollout._replace(behaviour_log_prob=log_prob), Episodes(*jnp.sum(ended, axis=0))
 
 
 def _randomness(env: DeviceEnv, keys: Array, num_envs: int) -> tuple[PyTree, EnvStep]:
     """What each step of the scan reads in place of a key, leaves [T, ...], and the function that takes it."""
-    draw, step_drawn = (getattr(env, name, None) for name in ("draw", "step_drawn"))
+    draw, step_drawn = getattr(env, "draw", None), getattr(env, "step_drawn", None)
     if draw is None or step_drawn is None or jax.default_backend() != "cpu":
         return keys, env.step
     # On a CPU, hashing a few keys takes as long as a small environment step: do it for all steps at once.

@@ -36,7 +36,10 @@ class Categorical(NamedTuple):
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
 
     def log_prob(self, action: Array) -> Array:
-        return jnp.take_along_axis(self.logits, action[..., None], axis=-1)[..., 0]
+        # A mask is fused with what follows. A gather is not, and its gradient is a scatter.
+        number = jax.lax.broadcasted_iota(jnp.int32, self.logits.shape, self.logits.ndim - 1)
+        taken = number == action[..., None]
+        return jnp.sum(jnp.where(taken, self.logits, 0.0), axis=-1)
 
     def entropy(self) -> Array:
         return categorical_entropy(self.logits)
