@@ -1,9 +1,9 @@
 """Straight-line code for the step of an environment: the same numbers bit for bit, in fewer kernels on a GPU.
 
-A GPU pays for each kernel that it launches. Under `vmap`, each `x.at[i].set(y)` with an index from the state becomes a
-scatter, which is a kernel of its own, and each loop launches its kernels once per iteration. A loop of unknown length
-also makes the host wait for the device before each iteration. Selections and unrolled loops have no such limits: XLA
-fuses them with what surrounds them.
+A GPU pays for each kernel that it launches. Under `vmap`, each `x.at[i].set(y)` becomes a scatter or an update of a
+slice, which often is a kernel of its own, and each loop launches its kernels once per iteration. A loop of unknown
+length also makes the host wait for the device before each iteration. Selections and unrolled loops have no such limits:
+XLA fuses them with what surrounds them.
 """
 
 from __future__ import annotations
@@ -47,15 +47,12 @@ def _evaluate(closed: ClosedJaxpr, arguments: Sequence[Array]) -> list[Array]:
     values: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     values |= zip(jaxpr.invars, arguments, strict=True)
     read = lambda v: v.val if isinstance(v, Literal) else values[v]  # noqa: E731
-    varying = set(jaxpr.invars)
     for eqn in jaxpr.eqns:
-        given = [not isinstance(v, Literal) and v in varying for v in eqn.invars]
-        varying |= set(eqn.outvars) if any(given) else set()
-        values |= zip(eqn.outvars, _apply(eqn, [read(v) for v in eqn.invars], given), strict=True)
+        values |= zip(eqn.outvars, _apply(eqn, [read(v) for v in eqn.invars]), strict=True)
     return [read(v) for v in jaxpr.outvars]
 
 
-def _apply(eqn: JaxprEqn, inputs: list[Array], varying: list[bool]) -> Sequence[Array]:
+def _apply(eqn: JaxprEqn, inputs: list[Array]) -> Sequence[Array]:
     name, params = eqn.primitive.name, eqn.params
     inlined = params["jaxpr"] if name in ("jit", "pjit") else params.get("call_jaxpr")
     if inlined is not None:
@@ -64,7 +61,7 @@ def _apply(eqn: JaxprEqn, inputs: list[Array], varying: list[bool]) -> Sequence[
         params = {**params, "unroll": max(params["length"], 1)}
     elif name == "while" and not eqn.effects:
         inputs = _first_iterations(params, inputs)
-    elif name in _COMBINED and varying[1] and _writes_one_index(params["dimension_numbers"], *inputs):
+    elif name in _COMBINED and _writes_one_index(params["dimension_numbers"], *inputs):
         return [_select(eqn, *inputs)]
     outputs = eqn.primitive.bind(*inputs, **params)
     return outputs if eqn.primitive.multiple_results else [outputs]
