@@ -78,6 +78,34 @@ def test_short_loops_of_known_length_are_unrolled():
         assert straight(1.0) == total(1.0, length)
 
 
+WIDE = jax.random.randint(jax.random.key(0), (64, 100, 2), -3, 4)
+MASK = jnp.all(WIDE > -2, -1) & (jnp.arange(64) != 5)[:, None]  # row 5 has no true element
+REDUCTIONS = [  # and the number of elements that are left to reduce
+    (lambda x: jnp.all(x > -3, -1), WIDE, 1),
+    (lambda x: jnp.any(x > 2, 1), WIDE, 25),
+    (lambda x: x.max(1), WIDE, 25),
+    (lambda x: x.min(1), WIDE * 0.5, 25),
+    (lambda x: x.sum(1), WIDE, 25),
+    (lambda x: x.argmax(1), MASK, 25),
+    (lambda x: x.argmax(0), MASK[5:], 59),  # a prime
+    (lambda x: x.max(0), WIDE, 64),  # threads share the work of 16 elements too
+    (lambda x: x.sum(1), WIDE * 0.1, 100),  # the order of floats matters
+    (lambda x: x.sum(0), WIDE[0, :, 0], 100),  # one thread for each of few results would leave a GPU idle
+    (lambda x: x.sum(), WIDE, 64),  # several dimensions
+    (lambda x: x.sum(0), WIDE[:0], 0),
+]
+
+
+@pytest.mark.parametrize(("reduction", "x", "left"), REDUCTIONS)
+def test_reductions_are_folded(reduction, x, left):
+    straight = straight_line(reduction)
+    (eqn,) = (e for e in jax.make_jaxpr(straight)(x).eqns if e.primitive.name.startswith("reduce_"))
+    assert eqn.invars[0].aval.shape[eqn.params["axes"][0]] == left
+    got, want = straight(x), reduction(x)
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got, want)
+
+
 def rollout(env, function):
     env._step_one, env._reset_one = function(env._step_one), function(env._reset_one)
 
