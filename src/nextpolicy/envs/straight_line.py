@@ -1,13 +1,17 @@
 """Straight-line code for the step of an environment: the same numbers bit for bit, in fewer kernels on a GPU.
 
-A GPU pays for each kernel that it launches. Under `vmap`, each `x.at[i].set(y)` with an index from the state becomes a
-scatter, which is a kernel of its own, and each loop launches its kernels once per iteration. A loop of unknown length
-also makes the host wait for the device before each iteration. Selections and unrolled loops have no such limits: XLA
-fuses them with what surrounds them.
+A GPU pays for each kernel that it launches. Under `vmap`, each `x.at[i].set(y)` becomes a scatter or an update of a
+slice, which often is a kernel of its own, and each loop launches its kernels once per iteration. A loop of unknown
+length also makes the host wait for the device before each iteration. Selections and unrolled loops have no such limits:
+XLA fuses them with what surrounds them.
+
+XLA gives a reduction over 32 or more elements, or over a power of two, a kernel of its own in which the threads of a
+warp share the work. Where a step has many results to reduce, folds let one thread compute each, as part of a fusion.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,16 +25,24 @@ from nextpolicy.types import Array, PyTree
 
 UNROLLED = 8  # iterations, of loops of known length and of others
 LARGEST = 4096  # elements of an array that a selection may rewrite
+WARP = 32  # threads of a GPU that run together
 _COMBINED: dict[str, Callable[[Array, Array], Array]] = {
     "scatter": lambda _, new: new,
     "scatter-add": jax.lax.add,
     "scatter-max": jax.lax.max,
     "scatter-min": jax.lax.min,
 }
+_FOLDED: dict[str, Callable[[Array, Array], Array]] = {
+    "reduce_and": jax.lax.bitwise_and,
+    "reduce_or": jax.lax.bitwise_or,
+    "reduce_max": jax.lax.max,
+    "reduce_min": jax.lax.min,
+    "reduce_sum": jax.lax.add,
+}
 
 
 def straight_line(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """`function` of arrays with short loops unrolled, and with selections instead of writes to one index.
+    """`function` of arrays with short loops unrolled, selections instead of writes to one index, and folded reductions.
 
     The first `UNROLLED` iterations of a `while_loop` become conditional assignments; the loop follows for the rest.
     """
@@ -47,15 +59,12 @@ def _evaluate(closed: ClosedJaxpr, arguments: Sequence[Array]) -> list[Array]:
     values: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     values |= zip(jaxpr.invars, arguments, strict=True)
     read = lambda v: v.val if isinstance(v, Literal) else values[v]  # noqa: E731
-    varying = set(jaxpr.invars)
     for eqn in jaxpr.eqns:
-        given = [not isinstance(v, Literal) and v in varying for v in eqn.invars]
-        varying |= set(eqn.outvars) if any(given) else set()
-        values |= zip(eqn.outvars, _apply(eqn, [read(v) for v in eqn.invars], given), strict=True)
+        values |= zip(eqn.outvars, _apply(eqn, [read(v) for v in eqn.invars]), strict=True)
     return [read(v) for v in jaxpr.outvars]
 
 
-def _apply(eqn: JaxprEqn, inputs: list[Array], varying: list[bool]) -> Sequence[Array]:
+def _apply(eqn: JaxprEqn, inputs: list[Array]) -> Sequence[Array]:
     name, params = eqn.primitive.name, eqn.params
     inlined = params["jaxpr"] if name in ("jit", "pjit") else params.get("call_jaxpr")
     if inlined is not None:
@@ -64,8 +73,12 @@ def _apply(eqn: JaxprEqn, inputs: list[Array], varying: list[bool]) -> Sequence[
         params = {**params, "unroll": max(params["length"], 1)}
     elif name == "while" and not eqn.effects:
         inputs = _first_iterations(params, inputs)
-    elif name in _COMBINED and varying[1] and _writes_one_index(params["dimension_numbers"], *inputs):
+    elif name in _COMBINED and _writes_one_index(params["dimension_numbers"], *inputs):
         return [_select(eqn, *inputs)]
+    elif name == "argmax" and inputs[0].dtype == bool:
+        return [straight_line(functools.partial(_first, params))(*inputs)]
+    elif name in _FOLDED and len(params["axes"]) == 1:
+        inputs = [_fold(eqn, *inputs)]
     outputs = eqn.primitive.bind(*inputs, **params)
     return outputs if eqn.primitive.multiple_results else [outputs]
 
@@ -110,3 +123,28 @@ def _select(eqn: JaxprEqn, operand: Array, indices: Array, updates: Array) -> Ar
     wide = jnp.broadcast_to(jnp.expand_dims(updates, sorted(indexed)), operand.shape)
     here = numbers == jnp.where(inside, written, -1)
     return jnp.where(here, _COMBINED[eqn.primitive.name](operand, wide), operand)
+
+
+def _first(params: dict[str, Any], operand: Array) -> Array:
+    """The first index that holds true, or 0: the argmax of truth values, without pairs of a value and an index."""
+    (axis,) = params["axes"]
+    index = jax.lax.broadcasted_iota(jnp.int32, operand.shape, axis)
+    first = jnp.where(operand, index, operand.shape[axis]).min(axis)
+    return jnp.where(first < operand.shape[axis], first, 0).astype(params["index_dtype"])
+
+
+def _fold(eqn: JaxprEqn, operand: Array) -> Array:
+    """The operand [.., n, ..] of a reduction over n, as [.., m, ..] with the same result, where one thread reduces m.
+
+    Sums of floats stay as they are, since their order matters.
+    """
+    (axis,) = eqn.params["axes"]
+    n, m = operand.shape[axis], operand.shape[axis]
+    if n == 0 or (eqn.primitive.name == "reduce_sum" and not jnp.issubdtype(operand.dtype, jnp.integer)):
+        return operand
+    if n <= UNROLLED:
+        m = 1
+    elif n >= WARP and operand.size > LARGEST:
+        m = max((m for m in range(2, WARP) if n % m == 0 and WARP % m and n <= m * UNROLLED), default=n)
+    parts = [jax.lax.slice_in_dim(operand, start, start + m, axis=axis) for start in range(0, n, m)]
+    return functools.reduce(_FOLDED[eqn.primitive.name], parts)
