@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -194,11 +195,11 @@ class _Programs:
     ) -> None:
         self.jit_init, self.jit_block, self.hypers, self.shapes, self.keeper = init, block, hypers, shapes, keeper
         self.compiled: tuple[Callable[..., Any], Callable[..., Any]] | None = None
-        self.seeds: Array | None = None
+        self.shapes_of_state: list[Callable[[], MemberState]] = []  # the first that fits is used
 
     def init(self, seeds: Array) -> Any:
         if self.compiled is None:
-            self.compiled, self.seeds = self._compile(seeds), seeds
+            self.compiled = self._compile(seeds)
         return self.compiled[0](seeds)
 
     def block(self, state: PyTree, rounds: int, warming: bool = False) -> Any:
@@ -206,22 +207,29 @@ class _Programs:
         return block(self.hypers, state, np.int32(rounds), np.bool_(warming))
 
     def as_state(self, state: MemberState | list[Array]) -> MemberState:
-        """The state from its leaves. Its structure is traced here, at a second start while the device works."""
+        """The state from its leaves."""
         if isinstance(state, MemberState):
             return state
-        assert self.seeds is not None
-        leaves, structure = jax.tree.flatten(self.shapes(self.seeds))
-        if [(x.shape, x.dtype) for x in leaves] != [(x.shape, x.dtype) for x in state]:
-            raise RuntimeError(
-                "program cache: expected a program of this configuration, got one with a state of other shapes; "
-                "set NEXTPOLICY_KEEP_TRACED=0"
-            )
-        restored: MemberState = jax.tree.unflatten(structure, state)
-        return restored
+        for shapes in self.shapes_of_state:
+            with contextlib.suppress(Exception):
+                leaves, structure = jax.tree.flatten(shapes())
+                if [(x.shape, x.dtype) for x in leaves] == [(x.shape, x.dtype) for x in state]:
+                    restored: MemberState = jax.tree.unflatten(structure, state)
+                    return restored
+        raise RuntimeError(
+            "program cache: expected a program of this configuration, got one with a state of other shapes; "
+            "set NEXTPOLICY_KEEP_TRACED=0"
+        )
 
     def _compile(self, seeds: Array) -> tuple[Callable[..., Any], Callable[..., Any]]:
         lowered = None if self.keeper is None else self.keeper.recall(self.hypers, seeds)
-        if lowered is None:
+        self.shapes_of_state = [partial(self.shapes, seeds)]
+        if lowered is not None:
+            # Trace the structure of a state while the device works. JAX's settings may differ in another thread.
+            pool = ThreadPoolExecutor(1)
+            self.shapes_of_state.insert(0, pool.submit(self.shapes, seeds).result)
+            pool.shutdown(wait=False)
+        else:
             arguments = (self.hypers, self.shapes(seeds), np.int32(0), np.bool_(False))
             if self.keeper is None:
                 lowered = self.jit_init.lower(seeds), self.jit_block.lower(*arguments)
