@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nextpolicy.envs import gymnax
-from nextpolicy.envs.straight_line import LARGEST, UNROLLED, straight_line
+from nextpolicy.envs.straight_line import LARGEST, SHORT, UNROLLED, straight_line
 
 X = jnp.arange(24.0).reshape(2, 3, 4)
 WRITES = [
@@ -76,6 +76,27 @@ def test_short_loops_of_known_length_are_unrolled():
         text = jax.jit(straight).lower(1.0).as_text()
         assert ("stablehlo.while" in text) == (length > UNROLLED)
         assert straight(1.0) == total(1.0, length)
+
+
+@pytest.mark.parametrize("kind", ["known length", "unknown length"])
+def test_loops_with_long_bodies_stay_as_they_are(kind):
+    def body(x, operations):
+        for _ in range(operations):
+            x = jnp.sin(x)
+        return x
+
+    def loop(x, operations):
+        if kind == "known length":
+            return jax.lax.fori_loop(0, 3, lambda _, y: body(y, operations), x)
+        return jax.lax.while_loop(lambda y: y > 0.5, lambda y: body(y, operations), x)
+
+    copies = {}
+    for operations in (SHORT - 20, SHORT + 1):
+        text = jax.jit(straight_line(lambda x, n=operations: loop(x, n))).lower(1.0).as_text()
+        copies[operations] = round(text.count("stablehlo.sine") / operations)
+        assert straight_line(lambda x, n=operations: loop(x, n))(1.0) == loop(1.0, operations)
+    unrolled = 3 if kind == "known length" else UNROLLED + 1  # the loop follows its first iterations
+    assert list(copies.values()) == [unrolled, 1]
 
 
 WIDE = jax.random.randint(jax.random.key(0), (64, 100, 2), -3, 4)

@@ -24,6 +24,7 @@ from jax.lax import GatherScatterMode, ScatterDimensionNumbers
 from nextpolicy.types import Array, PyTree
 
 UNROLLED = 8  # iterations, of loops of known length and of others
+SHORT = 100  # equations of a loop's body; unrolling a longer one takes longer to compile than it saves
 LARGEST = 4096  # elements of an array that a selection may rewrite
 WARP = 32  # threads of a GPU that run together
 _COMBINED: dict[str, Callable[[Array, Array], Array]] = {
@@ -69,9 +70,9 @@ def _apply(eqn: JaxprEqn, inputs: list[Array]) -> Sequence[Array]:
     inlined = params["jaxpr"] if name in ("jit", "pjit") else params.get("call_jaxpr")
     if inlined is not None:
         return _evaluate(inlined, inputs)
-    if name == "scan" and params["length"] <= UNROLLED:
+    if name == "scan" and params["length"] <= UNROLLED and _equations(params["jaxpr"]) <= SHORT:
         params = {**params, "unroll": max(params["length"], 1)}
-    elif name == "while" and not eqn.effects:
+    elif name == "while" and not eqn.effects and _equations(params["body_jaxpr"]) <= SHORT:
         inputs = _first_iterations(params, inputs)
     elif name in _COMBINED and _writes_one_index(params["dimension_numbers"], *inputs):
         return [_select(eqn, *inputs)]
@@ -81,6 +82,12 @@ def _apply(eqn: JaxprEqn, inputs: list[Array]) -> Sequence[Array]:
         inputs = [_fold(eqn, *inputs)]
     outputs = eqn.primitive.bind(*inputs, **params)
     return outputs if eqn.primitive.multiple_results else [outputs]
+
+
+def _equations(closed: ClosedJaxpr) -> int:
+    """Number of equations, including those of inner functions and loops."""
+    inner = [value for eqn in closed.jaxpr.eqns for value in eqn.params.values() if isinstance(value, ClosedJaxpr)]
+    return len(closed.jaxpr.eqns) + sum(_equations(each) for each in inner)
 
 
 def _first_iterations(params: dict[str, Any], inputs: list[Array]) -> list[Array]:
