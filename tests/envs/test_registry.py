@@ -42,7 +42,8 @@ class TwoState:
         at, age, reward = 1 - at, age + 1, jnp.float32(action == at)
         never = jnp.zeros(at.shape, bool)
         obs = at[:, None].astype(jnp.float32)
-        return auto_reset(key, self._reset_one, (at, age), obs, reward, never, age >= self.spec.time_limit)
+        fresh = self.reset(key, at.shape[0])
+        return auto_reset(fresh, (at, age), obs, reward, never, age >= self.spec.time_limit)
 
 
 def make(name: str, **options: int) -> TwoState:

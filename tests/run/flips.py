@@ -105,15 +105,19 @@ def _start(cached: bool = True) -> list[Any]:
     jax.config.update("jax_compilation_cache_dir", None)
     if cached:
         api.enable_cache()
-    function, arguments = _program()
+    init, block, arguments, seeds = _program()
     keeper = traced.keeper("flips") if cached else None
-    lowered = function.lower(*arguments) if keeper is None else keeper.lower(function, arguments, 1)
-    state, metrics, _ = lowered.compile()(*arguments)
+    lowered = None if keeper is None else keeper.recall(arguments[0], seeds)
+    if keeper is not None and lowered is None:
+        lowered = keeper.lower(init, block, arguments, seeds)
+    lowered = lowered or (init.lower(seeds), block.lower(*arguments))
+    rate, _, *numbers = arguments
+    state, metrics, _ = lowered[1].compile()(rate, lowered[0].compile()(seeds), *numbers)
     return [np.asarray(x).tobytes().hex() for x in jax.tree.leaves((state, metrics))]
 
 
-def _program() -> tuple[Any, tuple[Any, ...]]:
-    """A few gradient steps on random numbers, in the form of a block of rounds."""
+def _program() -> tuple[Any, Any, tuple[Any, ...], Any]:
+    """A few gradient steps on random numbers, in the form of `init` and `block`, their arguments, and seeds."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -125,11 +129,15 @@ def _program() -> tuple[Any, tuple[Any, ...]]:
         value, slope = jax.value_and_grad(loss)(weights, jax.random.normal(key, (4, 3)))
         return weights - 0.1 * slope, value
 
-    def block(rate: jax.Array, weights: jax.Array, rounds: jax.Array) -> tuple[Any, Any, None]:
-        weights, losses = jax.lax.scan(step, weights * rate, jax.random.split(jax.random.key(rounds), 5))
-        return weights, {"loss": losses}, None
+    def init(seeds: jax.Array) -> jax.Array:
+        return jnp.full((3, 2), 0.5) + seeds[0]
 
-    return jax.jit(block), (jnp.float32(2.0), jnp.full((3, 2), 0.5), np.int32(5))
+    def block(rate: jax.Array, weights: jax.Array, rounds: jax.Array, warming: jax.Array) -> tuple[Any, Any, None]:
+        weights, losses = jax.lax.scan(step, weights * rate, jax.random.split(jax.random.key(rounds), 5))
+        return weights, {"loss": jnp.where(warming, 0.0, losses)}, None
+
+    state, seeds = jax.ShapeDtypeStruct((3, 2), jnp.float32), jnp.zeros(2, jnp.uint32)
+    return jax.jit(init), jax.jit(block), (jnp.float32(2.0), state, np.int32(5), np.bool_(False)), seeds
 
 
 if __name__ == "__main__":

@@ -151,7 +151,7 @@ def _close(made: list[Contender]) -> None:
 
 @contextlib.contextmanager
 def _shared_programs() -> Iterator[None]:
-    """Compile each program once, since the algorithms of nextpolicy share one program.
+    """Compile each program once, since static and dynamic SV-PPO share one program.
 
     Compiled programs are cached in a temporary folder, so that the first contender still has a compile time. If the
     user has set a cache folder, that one is used.
