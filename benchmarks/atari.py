@@ -64,7 +64,8 @@ def main() -> None:
     if options.part == "kernels":
         import atari_kernels
 
-        write(out / "kernels.json", {**about, **atari_kernels.compare(options.minibatch_size)})
+        result = atari_kernels.compare(options.networks, options.minibatch_size, options.kernels)
+        write(out / "kernels.json", {**about, **result})
     return None
 
 
@@ -80,7 +81,10 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--games", nargs="+", default=["Breakout", "Pong"], help="the speed part uses the first")
     known = [f"{torso}:{dtype}" for torso, dtype, _ in ROWS]
-    parser.add_argument("--networks", nargs="+", default=known, choices=known, help="networks of the speed part")
+    parser.add_argument(
+        "--networks", nargs="+", default=known, choices=known, help="networks of the parts speed and kernels"
+    )
+    parser.add_argument("--kernels", type=int, default=0, help="slowest kernels to list in the kernels part")
     parser.add_argument("--num-envs", type=int, default=64)
     parser.add_argument("--rollout-length", type=int, default=128)
     parser.add_argument("--minibatch-size", type=int, default=1024)

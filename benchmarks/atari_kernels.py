@@ -20,20 +20,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from parts import kernels as slowest
+
 Array = jax.Array
 NUMBERS = ("NHWC", "HWIO", "NHWC")
 
 
-def compare(minibatch: int, repeats: int = 10) -> dict[str, Any]:
-    """Milliseconds of one gradient on a minibatch, and the difference of its result from that of the first way."""
+def compare(networks: list[str], minibatch: int, kernels: int, repeats: int = 10) -> dict[str, Any]:
+    """Milliseconds of one gradient on a minibatch, and the difference of its result from that of the first way.
+
+    `networks` are NAME:DTYPE. Prints the slowest `kernels` kernels of each way.
+    """
     obs = jax.random.randint(jax.random.key(1), (minibatch, 84, 84, 4), 0, 256).astype(jnp.uint8)
     result: dict[str, Any] = {}
     for network, (ways, shapes) in NETWORKS.items():
         params = [0.05 * jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(shapes)]
-        for dtype in (jnp.float32, jnp.bfloat16):
+        for dtype in (d for d in (jnp.float32, jnp.bfloat16) if f"{network}:{np.dtype(d).name}" in networks):
             reference: Any = None
             for way, apply in ways.items():
-                got, milliseconds = timed(apply, dtype, params, obs, repeats)
+                gradient = compiled(apply, dtype)
+                got, milliseconds = timed(lambda g=gradient, p=params: g(p, obs), repeats)
                 reference = got if reference is None else reference
                 off = max(
                     float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b))) for a, b in zip(got, reference, strict=True)
@@ -41,22 +47,25 @@ def compare(minibatch: int, repeats: int = 10) -> dict[str, Any]:
                 name = f"{network} {way} {np.dtype(dtype).name}"
                 result[name] = {"ms": milliseconds, "relative difference": off}
                 print(f"{name:24s} {milliseconds:8.2f} ms, differs by {off:.1e}", flush=True)
+                if kernels:
+                    print(slowest(lambda g=gradient, p=params: g(p, obs), kernels), flush=True)
     return result
 
 
-def timed(
-    apply: Callable[[list[Array], Array], Array], dtype: Any, params: list[Array], obs: Array, repeats: int
-) -> tuple[Any, float]:
+def compiled(apply: Callable[[list[Array], Array], Array], dtype: Any) -> Callable[[list[Array], Array], Any]:
     def loss(params: list[Array], obs: Array) -> Array:
         x = (obs.astype(jnp.float32) / 255.0).astype(dtype)
         return jnp.mean(jnp.square(apply([p.astype(dtype) for p in params], x).astype(jnp.float32)))
 
-    gradient = jax.jit(jax.grad(loss))
-    got = jax.block_until_ready(gradient(params, obs))
+    return jax.jit(jax.grad(loss))
+
+
+def timed(call: Callable[[], Any], repeats: int) -> tuple[Any, float]:
+    got = jax.block_until_ready(call())
     times = []
     for _ in range(repeats):
         started = time.perf_counter()
-        jax.block_until_ready(gradient(params, obs))
+        jax.block_until_ready(call())
         times.append(time.perf_counter() - started)
     return got, 1e3 * statistics.median(times)
 
