@@ -46,6 +46,7 @@ def test_writes_at_an_index_are_selections(write, index):
     [
         lambda x, i: x.at[jnp.array([0, i])].set(1.0),  # several indices
         lambda x, i: x.at[i].mul(2.0),
+        lambda x, i: x.at[i].apply(jnp.sqrt),
         lambda x, i: x.at[i, 0:2].set(x[0, :2]),  # a part of a dimension
         lambda x, i: jnp.zeros(LARGEST + 1).at[i].set(x[0, 0, 0]),
     ],
@@ -99,6 +100,28 @@ def test_loops_with_long_bodies_stay_as_they_are(kind):
         else:  # the loop follows its first iterations
             assert text.count("stablehlo.sine") == operations * (UNROLLED + 1 if short else 1)
         assert straight(1.0) == loop(1.0, operations)
+
+
+LOOPS = {
+    "branches": lambda x: jax.lax.switch(x.astype(int), [lambda x: sum([jnp.sin(x)] * SHORT)] * 2, x),
+    "an inner loop": lambda x: jax.lax.while_loop(lambda y: y > 0.9, jnp.sin, x),
+    "an inner scan": lambda x: jax.lax.fori_loop(0, 2, lambda _, y: jnp.sin(y), x),
+}
+
+
+@pytest.mark.parametrize("body", LOOPS.values(), ids=LOOPS)
+def test_loops_around_branches_and_loops_stay_as_they_are(body):
+    loop = lambda x: jax.lax.while_loop(lambda y: y > 0.5, lambda y: body(0.9 * y), x)  # noqa: E731
+    straight = straight_line(loop)
+    assert primitives(straight, 1.0) == primitives(loop, 1.0)
+    assert straight(1.0) == loop(1.0)
+
+
+def test_loops_with_a_large_carry_stay_as_they_are():
+    loop = lambda x: jax.lax.while_loop(lambda y: y[0] > 0.5, jnp.sin, x)  # noqa: E731
+    for size, as_it_is in ((LARGEST, False), (LARGEST + 1, True)):
+        x = jnp.ones(size)
+        assert (primitives(straight_line(loop), x) == primitives(loop, x)) == as_it_is
 
 
 WIDE = jax.random.randint(jax.random.key(0), (64, 100, 2), -3, 4)

@@ -147,18 +147,19 @@ def test_windows_cover_each_pixel_once_and_stay_within_the_padded_sample() -> No
 
 
 def test_it_says_which_networks_it_supports(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not fused_cnn.supported((10, 10, 4), (128,), "relu"), "this is not an NVIDIA GPU"
+    assert not fused_cnn.supported((10, 10, 4), (128,), 6, "relu"), "this is not an NVIDIA GPU"
     monkeypatch.setattr(kernels, "large_shared_memory", lambda: True)
-    assert fused_cnn.supported((10, 10, 4), (128,), "relu")
-    assert fused_cnn.supported((10, 10, 10), (128, 64), "tanh")
-    for image, hidden, activation in [
-        ((10, 10, 20), (128,), "relu"),
-        ((10, 10, 4), (), "relu"),
-        ((10, 10, 4), (100,), "relu"),
-        ((10, 10, 4), (256,), "relu"),
-        ((10, 10, 4), (128,), "silu"),
+    assert fused_cnn.supported((10, 10, 4), (128,), 6, "relu")
+    assert fused_cnn.supported((10, 10, 10), (128, 64), 128, "tanh")
+    for image, hidden, actions, activation in [
+        ((10, 10, 20), (128,), 6, "relu"),
+        ((10, 10, 4), (), 6, "relu"),
+        ((10, 10, 4), (100,), 6, "relu"),
+        ((10, 10, 4), (256,), 6, "relu"),
+        ((10, 10, 4), (128,), 129, "relu"),
+        ((10, 10, 4), (128,), 6, "silu"),
     ]:
-        assert not fused_cnn.supported(image, hidden, activation)
+        assert not fused_cnn.supported(image, hidden, actions, activation)
 
 
 @pytest.mark.parametrize("norm", [True, False], ids=["LayerNorm", "no LayerNorm"])
@@ -183,11 +184,11 @@ def test_the_built_networks_are_those_flax_builds(norm: bool, monkeypatch: pytes
     assert quick.fused_actor_critic is not None
 
 
-@pytest.mark.parametrize("channels", [4, 10])
-def test_the_kernels_lower_for_nvidia_gpus(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("channels", "actions"), [(4, 6), (10, 40)])
+def test_the_kernels_lower_for_nvidia_gpus(channels: int, actions: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "INTERPRET", False)
     image = (10, 10, channels)
-    nets = [network(image, (128,), 6, True) for _ in range(2)]
+    nets = [network(image, (128,), n, True) for n in (actions, 1)]
     stacked = jax.tree.map(lambda a: jnp.stack([a, a]), nets)
     loss = lambda nets, x: sum(map(jnp.sum, fused_cnn.bind(nets, image, "relu")(x)))  # noqa: E731
     x = jnp.zeros((2, 128, *image), bool)

@@ -55,7 +55,7 @@ class NetConfig(Settings):
     log_std_init: float = setting(0.0, "Initial log standard deviation of continuous actions.", low=-20, high=20)
     compute_dtype: Literal["auto", "float32", "bfloat16"] = setting(
         "auto",
-        "Dtype of activations; auto is bfloat16 for MLPs and small CNNs on NVIDIA GPUs. Parameters are float32.",
+        "Dtype of activations; auto is bfloat16 where fused GPU kernels exist, else float32. Parameters are float32.",
     )
 
 

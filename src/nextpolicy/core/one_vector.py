@@ -1,6 +1,7 @@
 """Parameters packed into one vector, so that clipping and Adam take three operations instead of three per array.
 
 On a GPU, a gradient step of a small network launches about forty kernels, and most take as long to launch as to run.
+The same holds for the operations of a very small network on a CPU.
 """
 
 from __future__ import annotations

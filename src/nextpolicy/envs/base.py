@@ -92,6 +92,7 @@ class DeviceEnv(Protocol):
     `step` resets finished environments and returns the true successor beside the next observation. An environment that
     can be rendered also has `render(state) -> uint8 [H, W, 3]` for the state of one environment. One that can draw
     randomness in advance also has `draw(key, num_envs)` and `step_drawn(drawn, state, action)`, the halves of `step`.
+    On a CPU they replace `step`, so a subclass must override all three or none.
     """
 
     spec: EnvSpec

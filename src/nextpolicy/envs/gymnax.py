@@ -139,7 +139,11 @@ class GymnaxEnv:
         return jnp.array(False)
 
     def reset(self, key: Array, num_envs: int) -> tuple[PyTree, Array]:
-        return jax.vmap(_few_kernels(self._reset_one))(jax.random.split(key, num_envs))
+        return self._start(jax.random.split(key, num_envs))
+
+    def _start(self, keys: Array) -> tuple[PyTree, Array]:
+        """Start states and observations for N keys."""
+        return jax.vmap(_few_kernels(self._reset_one))(keys)
 
     def step(self, key: Array, state: PyTree, action: Array) -> tuple[PyTree, Step[Array]]:
         return self.step_drawn(self.draw(key, action.shape[0]), state, action)
@@ -148,14 +152,12 @@ class GymnaxEnv:
         """The randomness of one step of all N: a key for each environment, and start states or keys for them."""
         key_step, key_reset = jax.random.split(key)
         keys = jax.random.split(key_reset, num_envs)
-        return jax.random.split(key_step, num_envs), jax.vmap(_few_kernels(self._reset_one))(
-            keys
-        ) if self._small else keys
+        return jax.random.split(key_step, num_envs), (self._start(keys) if self._small else keys)
 
     def step_drawn(self, drawn: PyTree, state: PyTree, action: Array) -> tuple[PyTree, Step[Array]]:
         """`step` with the outputs of `draw`."""
         keys, start = drawn
-        fresh = start if self._small else jax.vmap(_few_kernels(self._reset_one))(start)
+        fresh = start if self._small else self._start(start)
         state, next_obs, reward, terminated, truncated = jax.vmap(_few_kernels(self._step_one))(keys, state, action)
         return auto_reset(fresh, state, next_obs, reward, terminated.astype(bool), truncated.astype(bool))
 

@@ -1,4 +1,4 @@
-"""Straight-line code for the step of an environment: the same numbers bit for bit, in fewer kernels on a GPU.
+"""Straight-line code for the step of an environment: the same operations in fewer kernels on a GPU.
 
 A GPU pays for each kernel that it launches. Under `vmap`, each `x.at[i].set(y)` becomes a scatter or an update of a
 slice, which often is a kernel of its own, and each loop launches its kernels once per iteration. A loop of unknown
@@ -12,7 +12,7 @@ warp share the work. Where a step has many results to reduce, folds let one thre
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -68,26 +68,46 @@ def _evaluate(closed: ClosedJaxpr, arguments: Sequence[Array]) -> list[Array]:
 def _apply(eqn: JaxprEqn, inputs: list[Array]) -> Sequence[Array]:
     name, params = eqn.primitive.name, eqn.params
     inlined = params["jaxpr"] if name in ("jit", "pjit") else params.get("call_jaxpr")
-    if inlined is not None:
+    if isinstance(inlined, ClosedJaxpr):
         return _evaluate(inlined, inputs)
-    if name == "scan" and params["length"] <= UNROLLED and _equations(params["jaxpr"]) <= SHORT:
+    if name == "scan" and params["length"] <= UNROLLED and _short(params["jaxpr"]):
         params = {**params, "unroll": max(params["length"], 1)}
-    elif name == "while" and not eqn.effects and _equations(params["body_jaxpr"]) <= SHORT:
+    elif name == "while" and not eqn.effects and _short(params["body_jaxpr"]):
         inputs = _first_iterations(params, inputs)
-    elif name in _COMBINED and _writes_one_index(params["dimension_numbers"], *inputs):
+    elif name in _COMBINED and not _applies(eqn) and _writes_one_index(params["dimension_numbers"], *inputs):
         return [_select(eqn, *inputs)]
     elif name == "argmax" and inputs[0].dtype == bool:
         return [straight_line(functools.partial(_first, params))(*inputs)]
     elif name in _FOLDED and len(params["axes"]) == 1:
         inputs = [_fold(eqn, *inputs)]
-    outputs = eqn.primitive.bind(*inputs, **params)
+    bound = eqn.primitive.get_bind_params(params)
+    functions, params = bound if isinstance(bound, tuple) else ((), bound)  # depends on the version of JAX
+    outputs = eqn.primitive.bind(*functions, *inputs, **params)
     return outputs if eqn.primitive.multiple_results else [outputs]
 
 
-def _equations(closed: ClosedJaxpr) -> int:
-    """Number of equations, including those of inner functions and loops."""
-    inner = [value for eqn in closed.jaxpr.eqns for value in eqn.params.values() if isinstance(value, ClosedJaxpr)]
-    return len(closed.jaxpr.eqns) + sum(_equations(each) for each in inner)
+def _short(body: ClosedJaxpr) -> bool:
+    """Whether the body of a loop is short, has no loop of its own, and carries little."""
+    inner = list(_equations(body))
+    loops = any(eqn.primitive.name in ("while", "scan") for eqn in inner)
+    return len(inner) <= SHORT and not loops and sum(aval.size for aval in body.out_avals) <= LARGEST
+
+
+def _equations(value: object) -> Iterator[JaxprEqn]:
+    """The equations of a program, including those of inner functions and branches."""
+    if isinstance(value, tuple | list):
+        for each in value:
+            yield from _equations(each)
+    program = value.jaxpr if isinstance(value, ClosedJaxpr) else value
+    for eqn in program.eqns if isinstance(program, Jaxpr) else ():
+        yield eqn
+        yield from _equations(list(eqn.params.values()))
+
+
+def _applies(eqn: JaxprEqn) -> bool:
+    """Whether a scatter applies a function to the old value, as `x.at[i].apply(f)` does."""
+    update = eqn.params["update_jaxpr"]
+    return eqn.primitive.name == "scatter" and update is not None and bool(update.eqns)
 
 
 def _first_iterations(params: dict[str, Any], inputs: list[Array]) -> list[Array]:
@@ -107,7 +127,7 @@ def _writes_one_index(numbers: ScatterDimensionNumbers, operand: Array, indices:
     rest = tuple(size for d, size in enumerate(operand.shape) if d not in indexed)
     return (
         indices.ndim == 1
-        and operand.size <= LARGEST
+        and np.size(operand) <= LARGEST
         and set(numbers.inserted_window_dims) == set(indexed)
         and jnp.shape(updates) == rest
     )

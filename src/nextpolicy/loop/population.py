@@ -195,7 +195,7 @@ class _Programs:
     ) -> None:
         self.jit_init, self.jit_block, self.hypers, self.shapes, self.keeper = init, block, hypers, shapes, keeper
         self.compiled: tuple[Callable[..., Any], Callable[..., Any]] | None = None
-        self.shapes_of_state: list[Callable[[], MemberState]] = []  # the first that fits is used
+        self.shapes_of_state: list[Callable[[], PyTree]] = []  # the first that fits is used
 
     def init(self, seeds: Array) -> Any:
         if self.compiled is None:
@@ -211,24 +211,36 @@ class _Programs:
         if isinstance(state, MemberState):
             return state
         for shapes in self.shapes_of_state:
-            with contextlib.suppress(Exception):
-                leaves, structure = jax.tree.flatten(shapes())
-                if [(x.shape, x.dtype) for x in leaves] == [(x.shape, x.dtype) for x in state]:
-                    restored: MemberState = jax.tree.unflatten(structure, state)
-                    return restored
+            leaves, structure = jax.tree.flatten(shapes())
+            if [(x.shape, x.dtype) for x in leaves] == [(x.shape, x.dtype) for x in state]:
+                restored: MemberState = jax.tree.unflatten(structure, state)
+                return restored
         raise RuntimeError(
             "program cache: expected a program of this configuration, got one with a state of other shapes; "
             "set NEXTPOLICY_KEEP_TRACED=0"
         )
 
+    def _in_a_thread(self, seeds: Array) -> Callable[[], PyTree]:
+        """Start to trace the shapes of a state while the device works; the result is () if that fails.
+
+        JAX's settings may differ in another thread.
+        """
+
+        def trace() -> PyTree:
+            with contextlib.suppress(Exception):
+                return self.shapes(seeds)
+            return ()
+
+        pool = ThreadPoolExecutor(1)
+        result = pool.submit(trace).result
+        pool.shutdown(wait=False)
+        return result
+
     def _compile(self, seeds: Array) -> tuple[Callable[..., Any], Callable[..., Any]]:
         lowered = None if self.keeper is None else self.keeper.recall(self.hypers, seeds)
         self.shapes_of_state = [partial(self.shapes, seeds)]
         if lowered is not None:
-            # Trace the structure of a state while the device works. JAX's settings may differ in another thread.
-            pool = ThreadPoolExecutor(1)
-            self.shapes_of_state.insert(0, pool.submit(self.shapes, seeds).result)
-            pool.shutdown(wait=False)
+            self.shapes_of_state.insert(0, self._in_a_thread(seeds))
         else:
             arguments = (self.hypers, self.shapes(seeds), np.int32(0), np.bool_(False))
             if self.keeper is None:

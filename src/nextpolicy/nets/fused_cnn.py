@@ -1,7 +1,7 @@
 """The small CNN as three GPU kernels, in bfloat16 with float32 accumulation.
 
-XLA writes the features of the convolution, 64 pixels x 16 channels per sample, to memory after the convolution, after
-LayerNorm and after the activation, and reads them again. Here they never leave the chip.
+XLA writes the features of the convolution, for MinAtar 64 pixels x 16 channels per sample, to memory after the
+convolution, after LayerNorm and after the activation, and reads them again. Here they never leave the chip.
 
 The convolution is a matmul. A window is a run of P output pixels in one image row. Its inputs lie in three image rows,
 one contiguous range of memory. `band` [K, 16 P] maps this range to the window's features and is the same for every
@@ -10,7 +10,7 @@ window u:
     z_0[u] = x[window u] @ band + b_0,  h_0[u] = act(norm(z_0[u])),  z_1 = sum_u h_0[u] W_1[u] + b_1,
     h_l = act(norm(z_l)),  z_{l+1} = h_l W_{l+1} + b_{l+1},  out = z_L
 
-Two thirds of `band` are zeros, but its tiles fit the tensor cores. The mean over channels that LayerNorm subtracts from
+Most of `band` is zero, but its tiles fit the tensor cores. The mean over channels that LayerNorm subtracts from
 z_0 is subtracted from the weights instead. The backward pass computes z_0 again from x and keeps its sums on the chip:
 one program computes the gradients of one window from all samples.
 
@@ -58,9 +58,11 @@ class Weights(NamedTuple):
     vector: Array  # bias, scale and shift of every layer but the last, and the bias of the last
 
 
-def supported(image: tuple[int, ...], hidden: tuple[int, ...], activation: str) -> bool:
-    """Whether the kernels support these images and dense layers on this device."""
-    fits = bool(hidden) and all(w in kernels.WIDTHS[:-1] for w in hidden) and activation in kernels.ACTIVATIONS
+def supported(image: tuple[int, ...], hidden: tuple[int, ...], actions: int, activation: str) -> bool:
+    """Whether the kernels support these images, dense layers and numbers of outputs on this device."""
+    widths = kernels.WIDTHS[:-1]
+    fits = bool(hidden) and all(w in widths for w in hidden) and actions <= widths[-1]
+    fits = fits and activation in kernels.ACTIVATIONS
     return fits and Windows(*image).inputs <= LONGEST and kernels.large_shared_memory()
 
 
@@ -91,7 +93,7 @@ def bind(networks: list[CNN], image: tuple[int, int, int], activation: str) -> C
 
 def _weights(static: Static, network: CNN, actions: int) -> Weights:
     conv, (*hidden, head) = network
-    wider = actions + -actions % 16 - head.bias.shape[-1]
+    wider = next(w for w in kernels.WIDTHS if w >= actions) - head.bias.shape[-1]
     head = Layer(kernels.pad(head.kernel, (0, wider)), kernels.pad(head.bias, (wider,)))
     # Subtracting the mean from the weights subtracts it from z_0, at no cost.
     centre = lambda w: w - jnp.mean(w, axis=-1, keepdims=True) if static.norm else w  # noqa: E731

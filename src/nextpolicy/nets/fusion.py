@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from nextpolicy.config import NetConfig
-from nextpolicy.envs.base import EnvSpec
+from nextpolicy.envs.base import Discrete, EnvSpec
 from nextpolicy.types import Array, Params
 
 Head = Any  # a module of `heads`, whose `read` converts outputs of the last layer
@@ -39,7 +40,16 @@ def binder(kind: str, spec: EnvSpec, config: NetConfig) -> Callable[[list[tuple[
 
     if kind == "mlp" and fused.supported(hidden, activation, norm):
         return mlps
-    return cnns if kind == "small-cnn" and fused_cnn.supported(spec.obs_shape, hidden, activation) else None
+    return (
+        cnns
+        if kind == "small-cnn" and fused_cnn.supported(spec.obs_shape, hidden, _outputs(spec), activation)
+        else None
+    )
+
+
+def _outputs(spec: EnvSpec) -> int:
+    """Number of outputs of the actor's last layer."""
+    return spec.action.n if isinstance(spec.action, Discrete) else math.prod(spec.action.shape)
 
 
 def on_gpu() -> bool:

@@ -13,7 +13,7 @@ from jax.experimental.pallas import triton
 from nextpolicy.types import Array
 
 ACTIVATIONS = ("tanh", "relu")
-INTERPRET = False  # tests set this to run the kernels slowly in plain JAX on any device
+INTERPRET = False  # tests set this before tracing, to run the kernels slowly in plain JAX on any device
 WIDTHS = (16, 32, 64, 128, 256)  # Triton blocks must be powers of two, and wider layers do not fit on the chip
 
 
@@ -23,8 +23,8 @@ def tensor_cores() -> bool:
 
 
 def large_shared_memory() -> bool:
-    """Whether a block can have 227 KiB of shared memory: the NVIDIA data-centre GPUs from the H100 on."""
-    return 9.0 <= _compute_capability() < 12.0
+    """Whether a block can have 227 KiB of shared memory: the H100, H200 and B200. Only the H200 was tested."""
+    return 9.0 <= _compute_capability() < 11.0
 
 
 def _compute_capability() -> float:

@@ -64,8 +64,9 @@ class Keeper:
         if not program_cache.usable(self.folder):
             return init.lower(seeds), block.lower(*arguments)
         try:
+            paths = self._paths(arguments[0], seeds)  # before tracing, which may import modules
             exported = [_exported(init, (seeds,)), _exported(block, arguments)]
-            for path, each in zip(self._paths(arguments[0], seeds), exported, strict=True):
+            for path, each in zip(paths, exported, strict=True):
                 program_cache.write(path, bytes(each.serialize()))
             return _lowered(exported, arguments[0], seeds)
         except Exception:  # an error of the functions themselves is raised again
@@ -78,12 +79,12 @@ class Keeper:
 
 
 def _exported(function: Any, arguments: tuple[Any, ...]) -> Any:
-    """`function` of the leaves of its arguments. If it returns a tuple, the first item, else all, becomes leaves."""
+    """`init` or `block` as a function of the leaves of its arguments, which returns a state as leaves."""
     leaves, tree = jax.tree.flatten(arguments)
 
     def flat(*leaves: Array) -> Any:
         result = function(*jax.tree.unflatten(tree, leaves))
-        if len(arguments) == 1:
+        if len(arguments) == 1:  # init returns only a state
             return jax.tree.leaves(result)
         first, *rest = result
         return jax.tree.leaves(first), *rest
