@@ -112,13 +112,14 @@ def test_networks_and_members_keep_to_themselves() -> None:
     run = lambda nets, x: fused_cnn.bind(nets, image, "relu")(x)  # noqa: E731
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *nets)
     loss = lambda nets, x: sum(jnp.sum(out**2) for out in run(nets, x))  # noqa: E731
-    together, gradients = jax.vmap(run)(stacked, x), jax.vmap(jax.grad(loss))(stacked, x)
+    gradient = jax.jit(jax.grad(loss))
+    together, gradients = jax.vmap(run)(stacked, x), jax.jit(jax.vmap(jax.grad(loss)))(stacked, x)
     for m in range(members):
         for i in range(2):
             (alone,) = run([nets[m][i]], x[m])
             assert together[i][m].shape == alone.shape == (20, (3, 1)[i])
             np.testing.assert_array_equal(together[i][m], alone)
-            own = jax.grad(loss)([nets[m][i]], x[m])[0]
+            own = gradient([nets[m][i]], x[m])[0]
             mine = jax.tree.map(lambda a, m=m: a[m], gradients[i])
             for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(own), strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
