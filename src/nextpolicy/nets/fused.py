@@ -119,9 +119,9 @@ _apply.defvjp(_apply_and_keep, _gradients)
 
 def _forward(activation: str, weights: list[Array], bias: Array, x: Array, keep: bool) -> list[Array]:
     """[out, h_1, ..., h_{L-1}] if `keep`, else [out]."""
-    outputs = [jax.ShapeDtypeStruct((x.shape[0], weights[-1].shape[1]), jnp.float32)]
+    outputs = [kernels.shape(x.shape[0], weights[-1].shape[1])]
     if keep:
-        outputs += [jax.ShapeDtypeStruct((x.shape[0], w.shape[1]), jnp.bfloat16) for w in weights[:-1]]
+        outputs += [kernels.shape(x.shape[0], w.shape[1], dtype=jnp.bfloat16) for w in weights[:-1]]
     kernel = partial(_forward_kernel, activation, len(weights))
     return _call("mlp_forward", kernel, [x], [*weights, bias], outputs)
 
@@ -152,9 +152,9 @@ def _after(first: int, columns: Any) -> Any:
 
 def _backward(activation: str, weights: list[Array], hidden: list[Array], d_out: Array) -> tuple[list[Array], Array]:
     """[dz_1, ..., dz_{L-1}], and sums of these and of d_out over blocks of samples, [blocks, 1, sum_l H_l]."""
-    outputs = [jax.ShapeDtypeStruct(h.shape, jnp.bfloat16) for h in hidden]
+    outputs = [kernels.shape(*h.shape, dtype=jnp.bfloat16) for h in hidden]
     width = sum(h.shape[1] for h in [*hidden, d_out])
-    outputs += [jax.ShapeDtypeStruct((d_out.shape[0] // ROWS, 1, width), jnp.float32)]
+    outputs += [kernels.shape(d_out.shape[0] // ROWS, 1, width)]
     kernel = partial(_backward_kernel, activation, len(hidden))
     *d_z, sums = _call("mlp_backward", kernel, [d_out, *hidden], weights[1:], outputs)
     return d_z, sums

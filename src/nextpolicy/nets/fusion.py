@@ -21,7 +21,7 @@ def binder(kind: str, spec: EnvSpec, config: NetConfig) -> Callable[[list[tuple[
 
     Bound networks run side by side. Binding casts the weights, so bind outside a loop over steps.
     """
-    tabular = spec.obs_table is not None  # few rows, with patches in common: XLA is as fast
+    tabular = spec.obs_table is not None  # few rows, whose common patches the torso computes once
     if config.compute_dtype == "float32" or tabular or not on_gpu():
         return None
     from nextpolicy.nets import fused, fused_cnn  # importing Pallas takes .5 s: skip it on CPUs
@@ -40,11 +40,9 @@ def binder(kind: str, spec: EnvSpec, config: NetConfig) -> Callable[[list[tuple[
 
     if kind == "mlp" and fused.supported(hidden, activation, norm):
         return mlps
-    return (
-        cnns
-        if kind == "small-cnn" and fused_cnn.supported(spec.obs_shape, hidden, _outputs(spec), activation)
-        else None
-    )
+    if kind == "small-cnn" and fused_cnn.supported(spec.obs_shape, hidden, _outputs(spec), activation):
+        return cnns
+    return None
 
 
 def _outputs(spec: EnvSpec) -> int:
