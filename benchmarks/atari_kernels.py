@@ -1,11 +1,11 @@
 """Equivalent ways to compute the gradients of the Atari networks, to find the fastest on a device.
 
-nature conv       strided convolutions, as in the network
-nature regroup    space-to-depth by the stride (84 x 84 x 4 by 4 gives 21 x 21 x 64), then a 2 x 2 convolution
-nature patches    space-to-depth, then one matmul over all windows
-impala window     max-pooling by a window, as in the network; its gradient is a scatter
-impala slices     max-pooling as the maximum of three shifted rows, then of three shifted columns
-impala places     max-pooling that keeps the place of each maximum; its gradient is a sum of nine shifted arrays
+nature conv         strided convolutions, as in the network
+nature regroup      space-to-depth by the stride (84 x 84 x 4 by 4 gives 21 x 21 x 64), then a 2 x 2 convolution
+nature patches      space-to-depth, then one matmul over all windows
+impala window       actor and critic apart; max-pooling by a window, whose gradient is a scatter
+impala places       the same with `nets/pooling.py`, which keeps the place of each maximum
+impala side-by-side as the line above, with one convolution for actor and critic (`nets/side_by_side.py`)
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nextpolicy.nets.pooling import max_pool
+from nextpolicy.nets.side_by_side import block_diagonal
 from parts import kernels as slowest
 
 Array = jax.Array
@@ -109,96 +111,49 @@ def nature(way: Callable[[Array, Array, int], Array]) -> Callable[[list[Array], 
     return apply
 
 
-# IMPALA.
+# IMPALA: two networks. Each parameter has a leading axis over networks.
 
 
 def pool_by_window(x: Array) -> Array:
     return nn.max_pool(x, (3, 3), (2, 2), "SAME")
 
 
-def pool_by_slices(x: Array) -> Array:
-    for axis in (1, 2):
-        size = x.shape[axis]
-        cells = -(-size // 2)
-        before = max((cells - 1) * 2 + 3 - size, 0) // 2
-        padding = [(0, 0)] * 4
-        padding[axis] = (before, (cells - 1) * 2 + 3 - size - before)
-        x = jnp.pad(x, padding, constant_values=-jnp.inf)
-        part = [jax.lax.slice_in_dim(x, i, i + 2 * cells - 1, 2, axis) for i in range(3)]
-        x = jnp.maximum(jnp.maximum(part[0], part[1]), part[2])
-    return x
+def conv(x: Array, kernel: Array) -> Array:
+    return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=NUMBERS)
 
 
-def _frame(size: int) -> tuple[int, int, int]:
-    """Windows along an axis of `size` pixels, and the padding before and after it."""
-    windows = -(-size // 2)
-    excess = (windows - 1) * 2 + 3 - size
-    return windows, excess // 2, excess - excess // 2
+def trunk(kernels: list[Array], x: Array, pool: Callable[[Array], Array]) -> Array:
+    for stage in range(3):
+        entry, *blocks = kernels[5 * stage : 5 * stage + 5]
+        x = pool(conv(x, entry))
+        for first, second in (blocks[:2], blocks[2:]):
+            x = x + conv(jax.nn.relu(conv(jax.nn.relu(x), first)), second)
+    return jax.nn.relu(x)
 
 
-@jax.custom_vjp
-def pool_with_places(x: Array) -> Array:
-    return _best(x)[0]
-
-
-def _best(x: Array) -> tuple[Array, Array]:
-    """The maximum of each window and its place, 0 to 8; the first of equals."""
-    (rows, *above), (columns, *left) = _frame(x.shape[1]), _frame(x.shape[2])
-    x = jnp.pad(x, [(0, 0), tuple(above), tuple(left), (0, 0)], constant_values=-jnp.inf)
-    views = [x[:, i : i + 2 * rows - 1 : 2, j : j + 2 * columns - 1 : 2] for i in range(3) for j in range(3)]
-    best, place = views[0], jnp.zeros(views[0].shape, jnp.uint8)
-    for k, view in enumerate(views[1:], 1):
-        better = view > best
-        best, place = jnp.where(better, view, best), jnp.where(better, jnp.uint8(k), place)
-    return best, place
-
-
-def _pool_forward(x: Array) -> tuple[Array, tuple[Array, Array]]:
-    best, place = _best(x)
-    return best, (place, x)
-
-
-def _pool_backward(kept: tuple[Array, Array], gradient: Array) -> tuple[Array]:
-    place, x = kept
-    total: Any = 0.0
-    for k in range(9):
-        own = jnp.where(place == k, gradient, jnp.zeros((), gradient.dtype))
-        sides = []
-        for offset, size in ((k // 3, x.shape[1]), (k % 3, x.shape[2])):
-            windows, before, after = _frame(size)
-            # Two windows are two pixels apart. A negative padding cuts off what lies outside the image.
-            sides.append((offset - before, size + before + after - (2 * windows - 1) - offset - after, 1))
-        total = total + jax.lax.pad(own, jnp.zeros((), own.dtype), [(0, 0, 0), *sides, (0, 0, 0)])
-    return (total,)
-
-
-pool_with_places.defvjp(_pool_forward, _pool_backward)
-
-
-def impala(pool: Callable[[Array], Array]) -> Callable[[list[Array], Array], Array]:
-    def conv(x: Array, kernel: Array) -> Array:
-        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=NUMBERS)
-
+def apart(pool: Callable[[Array], Array]) -> Callable[[list[Array], Array], Array]:
     def apply(params: list[Array], x: Array) -> Array:
         *kernels, dense = params
-        for stage in range(3):
-            entry, *blocks = kernels[5 * stage : 5 * stage + 5]
-            x = pool(conv(x, entry))
-            for first, second in (blocks[:2], blocks[2:]):
-                x = x + conv(jax.nn.relu(conv(jax.nn.relu(x), first)), second)
-        return jax.nn.relu(x).reshape(len(x), -1) @ dense
+        return jnp.stack([trunk([k[i] for k in kernels], x, pool).reshape(len(x), -1) @ dense[i] for i in range(2)], 1)
 
     return apply
 
 
-_STAGES = [(3, 3, i, c) for before, c in ((4, 16), (16, 32), (32, 32)) for i in (before, c, c, c, c)]
+def together(params: list[Array], x: Array) -> Array:
+    first, *kernels, dense = params
+    wide = [jnp.concatenate(list(first), axis=-1), *(block_diagonal(list(kernel)) for kernel in kernels)]
+    features = trunk(wide, x, max_pool).reshape(len(x), -1, 2, dense.shape[1] // 121)
+    return jnp.stack([features[:, :, i].reshape(len(x), -1) @ dense[i] for i in range(2)], 1)
+
+
+_STAGES = [(2, 3, 3, i, c) for before, c in ((4, 16), (16, 32), (32, 32)) for i in (before, c, c, c, c)]
 NETWORKS: dict[str, tuple[dict[str, Any], list[tuple[int, ...]]]] = {
     "nature": (
         {"conv": nature(convolution), "regroup": nature(by_regrouping), "patches": nature(by_patches)},
         [(8, 8, 4, 32), (4, 4, 32, 64), (3, 3, 64, 64), (3136, 512), (512, 1)],
     ),
     "impala": (
-        {"window": impala(pool_by_window), "slices": impala(pool_by_slices), "places": impala(pool_with_places)},
-        [*_STAGES, (11 * 11 * 32, 256)],
+        {"window": apart(pool_by_window), "places": apart(max_pool), "side-by-side": together},
+        [*_STAGES, (2, 11 * 11 * 32, 256)],
     ),
 }

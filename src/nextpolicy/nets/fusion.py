@@ -1,29 +1,34 @@
-"""Chooses fused GPU kernels for the configured networks, and passes their parameters on."""
+"""Chooses faster ways to run the configured networks on a GPU, and passes their parameters on."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import flax.linen as nn
 import jax
 
 from nextpolicy.config import NetConfig
 from nextpolicy.envs.base import Discrete, EnvSpec
+from nextpolicy.nets import side_by_side, torsos
 from nextpolicy.types import Array, Params
 
 Head = Any  # a module of `heads`, whose `read` converts outputs of the last layer
 Bound = Callable[[Array], list[Any]]  # prepared observations -> the output of each network
 
 
-def binder(kind: str, spec: EnvSpec, config: NetConfig) -> Callable[[list[tuple[Head, Params]]], Bound] | None:
-    """A function that binds networks of torso `kind` to their parameters; None if no kernel supports them.
+def binder(torso: nn.Module, spec: EnvSpec, config: NetConfig) -> Callable[[list[tuple[Head, Params]]], Bound] | None:
+    """A function that binds networks with this torso to their parameters; None if Flax runs them as fast.
 
     Bound networks run side by side. Binding casts the weights, so bind outside a loop over steps.
     """
     tabular = spec.obs_table is not None  # few rows, whose common patches the torso computes once
     if config.compute_dtype == "float32" or tabular or not on_gpu():
         return None
+    if isinstance(torso, torsos.Impala):
+        return partial(side_by_side.bind, torso) if config.compute_dtype == "bfloat16" else None
     from nextpolicy.nets import fused, fused_cnn  # importing Pallas takes .5 s: skip it on CPUs
 
     hidden, activation, norm = tuple(config.hidden), config.activation, config.layer_norm
@@ -38,9 +43,10 @@ def binder(kind: str, spec: EnvSpec, config: NetConfig) -> Callable[[list[tuple[
         run = fused_cnn.bind([_cnn(params, len(hidden), norm) for _, params in networks], image, activation)
         return lambda x: _read(networks, run(x))
 
-    if kind == "mlp" and fused.supported(hidden, activation, norm):
+    if isinstance(torso, torsos.MLP) and fused.supported(hidden, activation, norm):
         return mlps
-    if kind == "small-cnn" and fused_cnn.supported(spec.obs_shape, hidden, _outputs(spec), activation):
+    fits = isinstance(torso, torsos.SmallCNN)
+    if fits and fused_cnn.supported(spec.obs_shape, hidden, _outputs(spec), activation):
         return cnns
     return None
 

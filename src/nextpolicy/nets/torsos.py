@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nextpolicy.nets.pooling import max_pool
 from nextpolicy.types import Array
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu}
@@ -132,7 +133,7 @@ class Impala(nn.Module):
         x = obs.reshape((-1, *obs.shape[-3:])).astype(self.dtype)
         for channels in self.channels:
             x = nn.Conv(channels, (3, 3), dtype=self.dtype)(x)
-            x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+            x = max_pool(x)
             x = ResidualBlock(channels, self.dtype)(ResidualBlock(channels, self.dtype)(x))
         x = jax.nn.relu(x).reshape((*lead, -1))
         for width in self.hidden:
