@@ -136,6 +136,8 @@ def speed(options: argparse.Namespace, about: dict[str, Any], out: Path, deadlin
     best = max(statistics.mean(rates) for rates in emulators.values())
     summarise(result, None, result["rows"], emulators, best)
     write(out / "speed.json", result)
+    if not result["rows"]:
+        raise SystemExit(f"seconds: expected time for at least one network, got {options.seconds:g}; try 150")
     show(result)
 
 
