@@ -151,8 +151,7 @@ def act_seconds(contender: Contender, repeats: int = 30) -> dict[str, float]:
     """Milliseconds from observations to actions of one group while emulators are idle, with and without upload."""
     loop, worker = contender.loop, contender.loop.workers[0]
     agent = jax.tree.map(lambda x: x[0], contender.state.agent)
-    _, noise = loop.compiled.begin(agent, explore=False)
-    snapshot = jax.tree.map(lambda x: x[0], contender.state.agent.behaviour)
+    _, snapshot, noise = loop.compiled.begin(agent, explore=False)
     on_host = np.array(worker.seen[0])
     on_device = jax.device_put(on_host)
     times: dict[str, list[float]] = {"act": [], "act without upload": []}

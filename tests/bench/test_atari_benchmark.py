@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import atari
 import atari_learning
 from atari_rounds import Stopwatch
 
@@ -60,3 +61,19 @@ def test_a_round_is_told_apart_into_its_parts():
     assert parts["s no emulator at work"] == pytest.approx(4.0)
     assert parts["s fetch, send, note"] == pytest.approx(4.0)
     assert parts["groups at work"] == pytest.approx(0.7)
+
+
+@pytest.mark.quick_compilation
+@pytest.mark.allow_key_reuse  # the time of acting is that of one noise, again and again
+def test_the_speed_of_every_row_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("ale_py", reason="needs the atari extra")
+    monkeypatch.setattr(atari, "ROWS", [("mlp", "float32", [("ppo", 2), ("sv-dynamic", 2)])])
+    monkeypatch.setattr(atari, "enable_cache", lambda: None)
+    sizes = "--num-envs 2 --rollout-length 8 --minibatch-size 16 --image-size 16 --threads 1 --rounds 1 --torso mlp"
+    monkeypatch.setattr(sys, "argv", ["atari.py", "--part", "speed", "--out", str(tmp_path), *sizes.split()])
+    atari.main()
+    found = json.loads((tmp_path / "speed.json").read_text())
+    assert set(found["rows"]) == {"ppo mlp float32 groups=2", "sv-dynamic mlp float32 groups=2"}
+    for row in found["rows"].values():
+        assert row["steps_per_second"] > 0
+        assert row["one act, ms"]["ms act without upload"] > 0
