@@ -23,8 +23,15 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--allow-gaps", action="store_true", help=text)
     parser.add_argument("--watch", action="store_true", help="Serve a live page on this machine; write no files.")
     parser.add_argument("--port", type=int, default=8765, help="Port of --watch on 127.0.0.1; 0 picks a free one.")
+    text = "Write small copies of finished runs to this folder instead; a report on them is the same."
+    parser.add_argument("--compact", metavar="FOLDER", help=text)
     options = parser.parse(arguments)
     allowed = {"allow_mixed": options.allow_mixed, "allow_gaps": options.allow_gaps}
+    if options.compact is not None:
+        from nextpolicy.report import compact
+
+        compact.write_copies(options.paths, Path(options.compact))
+        return
     if options.watch:
         from nextpolicy.report import watch
 

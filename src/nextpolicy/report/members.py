@@ -40,11 +40,15 @@ def _standing(run: Run, index: int, member: Member, frame: pd.DataFrame | None) 
     if frame is None or len(frame) < run.rounds:
         return "missing", "metrics of some rounds are not in the folder", nothing
     late = late_rows(frame, run.total_steps)
-    rows = Rows(frame, late, member.algo, run.evaluation.get(index, math.nan))
-    numbers = {each.name: each.of(rows) for each in columns.STATISTICS}
+    if run.statistics is None:
+        rows = Rows(frame, late, member.algo, run.evaluation.get(index, math.nan))
+        numbers = {each.name: each.of(rows) for each in columns.STATISTICS}
+    else:
+        numbers = nothing | {name: float(x) for name, x in run.statistics.iloc[index].items() if name in nothing}
     if np.isfinite(numbers["score"]):
         return "finished", "", numbers
-    return "no score", _why_no_score(late), numbers | {"score": math.nan}
+    why = _why_no_score(late) if run.statistics is None else "its run had none"
+    return "no score", why, numbers | {"score": math.nan}
 
 
 def _why_no_score(late: pd.DataFrame) -> str:

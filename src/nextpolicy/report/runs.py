@@ -1,6 +1,7 @@
 """Run folders as tables: the settings of each run, how it ended, and its metrics by member and round.
 
-Reads config.json, status.json, metrics/part-*.parquet, the manifests of checkpoints and, if it exists, evaluation.json.
+Reads config.json, status.json, metrics/part-*.parquet, the manifests of checkpoints and, if they exist, evaluation.json
+and statistics.csv.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from nextpolicy import runfiles
@@ -19,9 +21,10 @@ from nextpolicy.config import MAX_MEMBERS, ConfigError, Member, TrainConfig, sho
 from nextpolicy.config.presets import preset_for
 from nextpolicy.report import columns
 
+STATISTICS_FILE = "statistics.csv"  # of a small copy of a run, see `compact`
 DEPTH = 3  # levels below a given folder that are searched for runs
-_KEYS = ("round", "env_steps", "member", "seed", "variant")
-_DRAWN = ("episode_return", "accepted", "diff_over_threshold", "rounds_held")  # by figures and on the page
+KEYS = ("round", "env_steps", "member", "seed", "variant")
+DRAWN = ("episode_return", "accepted", "diff_over_threshold", "rounds_held")  # by figures and on the page
 
 
 class ReportError(ValueError):
@@ -47,6 +50,7 @@ class Run:
     total_steps: int
     frame: pd.DataFrame  # the metrics that the report reads, as far as the run recorded them
     evaluation: dict[int, float]  # member -> mean return of its target policy
+    statistics: pd.DataFrame | None = None  # `columns.STATISTICS` of each member, if this is a small copy of a run
 
     @property
     def steps_per_round(self) -> int:
@@ -104,6 +108,7 @@ def load(path: Path, *, allow_gaps: bool = False) -> Run:
         total_steps=config.num_rounds * config.batch_size,
         frame=frame,
         evaluation=_evaluation(path),
+        statistics=_statistics(path, len(members)),
     )
 
 
@@ -125,6 +130,20 @@ def _evaluation(path: Path) -> dict[int, float]:
         raise ReportError(f"run {path}: evaluation.json cannot be read ({error})") from None
 
 
+def _statistics(path: Path, members: int) -> pd.DataFrame | None:
+    """The statistics of a copy's members, one row each in order; None if the run is no copy."""
+    file = path / STATISTICS_FILE
+    if not file.is_file():
+        return None
+    try:
+        table = pd.read_csv(file)
+        if list(table["member"]) != list(range(members)):
+            raise ValueError(f"expected a row for each of {members} members")
+        return table.drop(columns="member").astype(np.float64)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ReportError(f"run {path}: {file.name} cannot be read ({' '.join(str(error).split())})") from None
+
+
 def _finite(raw: str | float) -> float:
     """A mean return: NaN, or within the range of float32, so that the ratio of two is finite."""
     mean = float(raw)
@@ -135,7 +154,7 @@ def _finite(raw: str | float) -> float:
 
 def _metrics(path: Path, raw: dict[str, Any], state: str, rounds: int, allow_gaps: bool) -> pd.DataFrame:
     """All rows by member and round, with the metrics that the report reads and the run recorded."""
-    names = list(dict.fromkeys([*_KEYS, *_DRAWN, *sorted(columns.metrics_read())]))
+    names = list(dict.fromkeys([*KEYS, *DRAWN, *sorted(columns.metrics_read())]))
     damage = runfiles.metrics_damage(path, state, rounds)
     if damage and not allow_gaps:
         hint = f"`nextpolicy resume {path}` recomputes them from a checkpoint, --allow-gaps reports without them"
@@ -149,11 +168,11 @@ def _metrics(path: Path, raw: dict[str, Any], state: str, rounds: int, allow_gap
         raise ReportError(f"run {path}: {error}") from None
     if frame.empty:
         return pd.DataFrame(columns=names)
-    missing = [name for name in _KEYS if name not in frame]
+    missing = [name for name in KEYS if name not in frame]
     if missing:
         version = raw.get("about", {}).get("nextpolicy", "of an unknown version")
         raise ReportError(
-            f"run {path}: metrics: expected {', '.join(_KEYS)}, got no {', '.join(missing)}; "
+            f"run {path}: metrics: expected {', '.join(KEYS)}, got no {', '.join(missing)}; "
             f"it was written by nextpolicy {version}, this is {__version__}"
         )
     return frame[[name for name in names if name in frame]]
