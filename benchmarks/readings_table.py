@@ -1,0 +1,119 @@
+"""Tables of `readings.py`: fingerprints of each reading beside the paper's, main effects, and distances."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pandas.api.types import is_numeric_dtype
+
+from nextpolicy.report.aggregate import paper_tables
+
+ACTIONS = {"hopper": 3, "inverted_pendulum": 1, "inverted_double_pendulum": 1, "reacher": 2}  # dimensions
+COLUMNS = ("entropy_late", "target_median_pct", "target_std_pct", "network_median_pct", "network_std_pct")
+COLUMNS += ("updates_pct", "value_loss_late", "score")
+NAMES = ("env", "reading", "algo", "seed")
+RESAMPLES = 1000
+
+
+def members(folder: Path) -> pd.DataFrame:
+    """One row per member: env, reading (levels joined by spaces), algo, seed and fingerprints."""
+    rows = []
+    for file in sorted(folder.glob("readings-*.json")):
+        content = json.loads(file.read_text())
+        for each in content["readings"]:
+            own = {"env": content["env"], "reading": " ".join(each["reading"])}
+            own |= dict(zip(content["factors"], each["reading"], strict=True))
+            rows += [{**own, **member} for member in each["members"]]
+    if not rows:
+        raise SystemExit(f"folder: expected readings-ENV.json, got none in {folder}")
+    return pd.DataFrame(rows)
+
+
+def printed(env: str) -> dict[str, float]:
+    """The paper's fingerprints of a Brax task; empty for other environments."""
+    table = paper_tables()["brax_dynamic"].set_index("env")
+    name = env.partition("/")[2]
+    if not env.startswith("brax/") or name not in table.index:
+        return {}
+    row = table.loc[name]
+    median, spread = float(row["diff_over_threshold_median_pct"]), float(row["diff_std_pct_of_threshold"])
+    found = {"entropy_late": float(row["ppo_entropy"]), "updates_pct": float(row["updates_pct_of_ppo"])}
+    for kind in ("target", "network"):
+        found |= {f"{kind}_median_pct": median, f"{kind}_std_pct": spread}
+    return found
+
+
+def dynamic(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of dynamic SV-PPO, which has a threshold."""
+    return table[table["algo"] == "sv-dynamic"]
+
+
+def errors(rows: pd.DataFrame, env: str, kind: str) -> dict[str, float]:
+    """Distances of the mean fingerprints of one reading on one task from the paper's, for a kind of diff.
+
+    Entropy in nats per dimension of the action; median and standard deviation of diff / threshold in factors of two.
+    """
+    mean, paper = rows[list(COLUMNS)].mean(), printed(env)
+    double = lambda name: abs(np.log2(mean[name] / paper[name]))  # noqa: E731
+    return {
+        "entropy": abs(mean["entropy_late"] - paper["entropy_late"]) / ACTIONS[env.partition("/")[2]],
+        "median": double(f"{kind}_median_pct"),
+        "spread": double(f"{kind}_std_pct"),
+    }
+
+
+def distances(table: pd.DataFrame) -> pd.DataFrame:
+    """One row per reading and kind of diff: mean errors over tasks, and their mean with a 95 % interval over seeds."""
+    rng = np.random.default_rng(0)
+    ours = dynamic(table)
+    ours = ours[[bool(printed(env)) for env in ours["env"]]]
+    found = []
+    for reading, rows in ours.groupby("reading", sort=False):
+        groups = dict(iter(rows.groupby("env", sort=False)))
+        for kind in ("target", "network"):
+            point = pd.DataFrame([errors(own, env, kind) for env, own in groups.items()]).mean()
+            draws = []
+            for _ in range(RESAMPLES):
+                again = {env: own.iloc[rng.integers(len(own), size=len(own))] for env, own in groups.items()}
+                draws.append(np.mean([list(errors(own, env, kind).values()) for env, own in again.items()]))
+            low, high = np.quantile(draws, (0.025, 0.975))
+            row = {"reading": reading, "diff": kind, "tasks": len(groups), **point, "distance": point.mean()}
+            found.append({**row, "low": low, "high": high})
+    made = pd.DataFrame(found)
+    return made.sort_values("distance", ignore_index=True) if len(made) else made
+
+
+def effects(table: pd.DataFrame, factors: list[str], env: str) -> pd.DataFrame:
+    """Main effects on one environment: for each factor, the mean of each level over all readings that have it."""
+    ours = dynamic(table[table["env"] == env])
+    rows = []
+    for factor in factors:
+        for level, own in ours.groupby(factor, sort=False):
+            rows.append({"factor": factor, "level": level, "members": len(own), **own[list(COLUMNS)].mean()})
+    return pd.DataFrame(rows)
+
+
+def markdown(folder: Path) -> str:
+    table = members(folder)
+    parts = []
+    for env, own in table.groupby("env", sort=False):
+        grouped = dynamic(own).groupby("reading", sort=False)[list(COLUMNS)]
+        shown = grouped.mean()
+        paper = printed(str(env))
+        if paper:
+            shown.loc["paper"] = pd.Series(paper)
+        used = [c for c in own if c not in NAMES and own[c].notna().all() and not is_numeric_dtype(own[c])]
+        parts += [f"### {env}", text(shown.reset_index()), text(effects(own, used, str(env)))]
+    far = distances(table)
+    return "\n\n".join([*parts, *(["### Distance from the paper", text(far)] if len(far) else [])])
+
+
+def text(table: pd.DataFrame) -> str:
+    """A Markdown table with three significant digits."""
+    cell: Any = lambda x: "" if x != x else f"{x:.3g}" if isinstance(x, float) else str(x)  # noqa: E731
+    lines = [list(table), ["---"] * table.shape[1], *([cell(x) for x in row] for row in table.itertuples(index=False))]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
