@@ -52,18 +52,15 @@ def dynamic(table: pd.DataFrame) -> pd.DataFrame:
     return table[table["algo"] == "sv-dynamic"]
 
 
-def errors(rows: pd.DataFrame, env: str, kind: str) -> dict[str, float]:
-    """Distances of the mean fingerprints of one reading on one task from the paper's, for a kind of diff.
+def errors(mean: dict[str, np.ndarray], env: str, kind: str) -> np.ndarray:
+    """Distances [3, ...] of mean fingerprints [...] on one task from the paper's, for a kind of diff.
 
     Entropy in nats per dimension of the action; median and standard deviation of diff / threshold in factors of two.
     """
-    mean, paper = rows[list(COLUMNS)].mean(), printed(env)
-    double = lambda name: abs(np.log2(mean[name] / paper[name]))  # noqa: E731
-    return {
-        "entropy": abs(mean["entropy_late"] - paper["entropy_late"]) / ACTIONS[env.partition("/")[2]],
-        "median": double(f"{kind}_median_pct"),
-        "spread": double(f"{kind}_std_pct"),
-    }
+    paper = printed(env)
+    entropy = np.abs(mean["entropy_late"] - paper["entropy_late"]) / ACTIONS[env.partition("/")[2]]
+    names = (f"{kind}_median_pct", f"{kind}_std_pct")
+    return np.stack([entropy, *(np.abs(np.log2(mean[name] / paper[name])) for name in names)])
 
 
 def distances(table: pd.DataFrame) -> pd.DataFrame:
@@ -73,16 +70,18 @@ def distances(table: pd.DataFrame) -> pd.DataFrame:
     ours = ours[[bool(printed(env)) for env in ours["env"]]]
     found = []
     for reading, rows in ours.groupby("reading", sort=False):
-        groups = dict(iter(rows.groupby("env", sort=False)))
+        samples = []  # (env, fingerprints [1 + RESAMPLES]): the means over seeds, and those of resampled seeds
+        for env, own in rows.groupby("env", sort=False):
+            chosen = rng.integers(len(own), size=(RESAMPLES, len(own)))
+            values = {name: own[name].to_numpy(np.float64) for name in COLUMNS}
+            means = {name: np.append(x.mean(), x[chosen].mean(axis=1)) for name, x in values.items()}
+            samples.append((str(env), means))
         for kind in ("target", "network"):
-            point = pd.DataFrame([errors(own, env, kind) for env, own in groups.items()]).mean()
-            draws = []
-            for _ in range(RESAMPLES):
-                again = {env: own.iloc[rng.integers(len(own), size=len(own))] for env, own in groups.items()}
-                draws.append(np.mean([list(errors(own, env, kind).values()) for env, own in again.items()]))
-            low, high = np.quantile(draws, (0.025, 0.975))
-            row = {"reading": reading, "diff": kind, "tasks": len(groups), **point, "distance": point.mean()}
-            found.append({**row, "low": low, "high": high})
+            by_task = np.mean([errors(mean, env, kind) for env, mean in samples], axis=0)  # [3, 1 + RESAMPLES]
+            low, high = np.quantile(by_task[:, 1:].mean(axis=0), (0.025, 0.975))
+            row = {"reading": reading, "diff": kind, "tasks": len(samples)}
+            row |= dict(zip(("entropy", "median", "spread"), by_task[:, 0], strict=True))
+            found.append({**row, "distance": by_task[:, 0].mean(), "low": low, "high": high})
     made = pd.DataFrame(found)
     return made.sort_values("distance", ignore_index=True) if len(made) else made
 

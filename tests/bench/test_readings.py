@@ -88,10 +88,8 @@ def test_the_nearest_reading_comes_first(tmp_path: Path) -> None:
 def test_readings_are_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setitem(criteria.CRITERIA, "both-diffs", readings.BothDiffs)  # `register` would outlive the test
     monkeypatch.setattr(criteria, "register", lambda criterion: None)
-    arguments = ["run", "gymnax/CartPole-v1", "--seeds", "1", "--steps", "4096", "--only", "network", "--out"] + [
-        str(tmp_path)
-    ]
-    monkeypatch.setattr(sys, "argv", ["readings.py", *arguments])
+    arguments = "run gymnax/CartPole-v1 --seeds 1 --steps 4096 --only network --out"
+    monkeypatch.setattr(sys, "argv", ["readings.py", *arguments.split(), str(tmp_path)])
     readings.main()
     (row,) = readings_table.members(tmp_path).to_dict("records")
     assert row["reading"] == "network scale"
