@@ -24,7 +24,6 @@ from typing import Any
 
 SAME_WORK = {"torso": "mlp", "hidden": "64,64", "activation": "tanh", "layer_norm": "false"}
 SAME_WORK |= {"normalise_obs": "false", "normalise_reward": "false"}
-SHORT_START = {"warmup_steps": 10}  # 1 round of warm-up instead of 100, with the same program
 
 
 def main() -> None:
@@ -62,7 +61,7 @@ def read(description: str) -> tuple[str, str, int, list[str], dict[str, Any]]:
         form = "ENV[@BACKEND]:MEMBERS[:CONTENDER,CONTENDER...][:FIELD=VALUE...]"
         raise ValueError(f"work: expected {form}, got {description}")
     env, _, backend = env.partition("@")
-    fields: dict[str, Any] = dict(SAME_WORK) if env.startswith("gymnax/") else dict(SHORT_START)
+    fields: dict[str, Any] = dict(SAME_WORK) if env.startswith("gymnax/") else {}
     fields |= {"env_options": {"backend": backend}} if backend else {}
     fields |= dict(pair.split("=", 1) for pair in more[len(names) :])
     return env, backend, int(count), names[0].split(",") if names else ["ppo", "purejaxrl"], fields

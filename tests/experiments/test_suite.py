@@ -16,16 +16,22 @@ pytestmark = pytest.mark.quick_compilation
 def test_the_suites_are_those_of_the_paper():
     assert {n: len(s.environments) for n, s in SUITES.items()} == {
         "minatar": 5,
+        "minatar-paper": 5,
         "minatar-tuning": 5,
         "brax": 12,
+        "brax-paper": 12,
+        "brax-gate": 4,
         "atari": 16,
         "classic": 4,
         "smoke": 3,
     }
     members = {n: len(s.config(s.environments[0]).members()) for n, s in SUITES.items()}
-    assert (members["brax"], members["atari"], members["minatar"]) == (36, 15, 24)
+    assert (members["brax"], members["atari"], members["minatar"]) == (36, 15, 48)
     assert members["minatar-tuning"] == 36  # 4 thresholds x 3 bounds x 3 seeds
+    assert members["brax-gate"] == 16  # 2 bounds x 8 seeds
     assert SUITES["brax"].config("brax/ant").run.total_env_steps == 50_000_000
+    assert SUITES["brax-paper"].config("brax/ant").algorithm.truncation == "terminal"
+    assert SUITES["brax-gate"].config("brax/hopper").members()[0].variant == "sv-dynamic[decay_fraction=0,k_max=8]"
     assert SUITES["minatar"].config("gymnax/Asterix-MinAtar").algorithm.clip == 0.1
 
 

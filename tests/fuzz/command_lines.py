@@ -22,7 +22,11 @@ FOLDERS = ["new"] * 8 + RUNS
 FILES = words("new.html new.gif new.json") * 3
 FILES += words("../precious/notes.txt ../precious/page.html new.mp4 nowhere/x.html")
 OPTIONS = {  # beside the fields of training
-    "train": {"--preset": ["default"] * 6 + ["paper", "minatar", "papr"], "--out": FOLDERS, "--quiet": None},
+    "train": {
+        "--preset": ["default"] * 6 + ["paper", "minatar", "corrected", "papr"],
+        "--out": FOLDERS,
+        "--quiet": None,
+    },
     "resume": {
         "--quiet": None,
         "--coordinator": ["x:1", "localhost:1"],

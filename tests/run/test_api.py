@@ -323,9 +323,21 @@ def test_configuration_round_trips_through_the_command_line() -> None:
     ],
 )
 def test_presets_are_the_papers(env: str, expected: dict[str, Any]) -> None:
-    config = presets.build(env)
-    assert {name: config.value(name) for name in expected} == expected
-    assert config == presets.build(env, preset="paper")
+    for preset in (None, "corrected", "paper"):
+        config = presets.build(env, preset=preset)
+        assert {name: config.value(name) for name in expected} == expected
+    assert presets.build(env) == presets.build(env, preset="corrected")
+
+
+def test_the_readings_differ_in_what_the_paper_leaves_open() -> None:
+    def differing(env: str) -> dict[str, tuple[Any, Any]]:
+        ours, theirs = (presets.build(env, preset=preset).flat() for preset in ("corrected", "paper"))
+        return {name: (ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]}
+
+    assert differing("brax/hopper") == {"truncation": ("bootstrap", "terminal"), "warmup_steps": (10, 1000)}
+    assert differing("gymnax/Breakout-MinAtar") == {"truncation": ("bootstrap", "terminal")}
+    assert differing("four-rooms") == {}
+    assert presets.build("custom/mine", preset="brax").value("warmup_steps") == 10
 
 
 def test_every_preset_is_valid_on_its_environment() -> None:

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 def parser() -> Parser:
     """The parser of the command, with one option for each field of the configuration."""
     from nextpolicy.config import FIELDS
-    from nextpolicy.config.presets import PRESETS
+    from nextpolicy.config.presets import PRESETS, READINGS
 
     made = Parser(
         prog="nextpolicy train",
         description="Train a population as one program: algorithms x swept values x seeds on one environment.",
-        epilog="Fields start from the preset; `paper` is the default for the environments of the paper.",
+        epilog="Fields start from the preset; `corrected` is the default for the environments of the paper.",
     )
     made.add_argument("env", help=FIELDS["env"].help)
-    made.add_argument("--preset", help=f"Settings to start from: paper, {', '.join(PRESETS)}.")
+    made.add_argument("--preset", help=f"Settings to start from: {', '.join([*READINGS, *PRESETS])}.")
     made.add_argument("--out", help="Run folder; default runs/<env>-<algo>-<time>.")
     made.add_argument("--quiet", action="store_true", help="Show no progress.")
     made.add_processes()

@@ -9,42 +9,47 @@ from nextpolicy.experiments.suite import Suite, SuiteError
 from nextpolicy.experiments.toml import from_toml
 
 _MINATAR = tuple(f"gymnax/{name}-MinAtar" for name in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders"))
-_BRAX = (
-    "inverted_pendulum humanoidstandup walker2d inverted_double_pendulum swimmer halfcheetah fast pusher hopper ant "
-    "humanoid reacher"
+_BRAX = tuple(
+    f"brax/{name}"
+    for name in (
+        *("inverted_pendulum", "humanoidstandup", "walker2d", "inverted_double_pendulum", "swimmer", "halfcheetah"),
+        *("fast", "pusher", "hopper", "ant", "humanoid", "reacher"),
+    )
 )
-_ATARI = (
-    "Amidar Asterix BattleZone Bowling Breakout DoubleDunk Freeway Frostbite KungFuMaster MsPacman NameThisGame "
-    "Phoenix Qbert Riverraid Seaquest SpaceInvaders"
+_ATARI = tuple(
+    f"atari/{name}"
+    for name in (
+        *("Amidar", "Asterix", "BattleZone", "Bowling", "Breakout", "DoubleDunk", "Freeway", "Frostbite"),
+        *("KungFuMaster", "MsPacman", "NameThisGame", "Phoenix", "Qbert", "Riverraid", "Seaquest", "SpaceInvaders"),
+    )
 )
 
 SUITES: dict[str, Suite] = {
     suite.name: suite
     for suite in (
-        Suite("minatar", "five MinAtar games, 10M steps", _MINATAR, preset="paper"),
+        Suite("minatar", "five MinAtar games, 10M steps", _MINATAR, preset="corrected", seeds=16),
+        Suite("minatar-paper", "the same with time limits as the paper reads them", _MINATAR, preset="paper", seeds=16),
         Suite(
             "minatar-tuning",
             "the gate's threshold and bounds on MinAtar; report it together with `minatar`, which has PPO",
             _MINATAR,
-            preset="paper",
+            preset="corrected",
             algo=("sv-dynamic",),
             seeds=3,
             fields={"sweep": {"delta_v": (0.003, 0.01, 0.03, 0.1), "k_max": (9, 17, 33)}},
         ),
+        Suite("brax", "twelve continuous-control tasks, 50M steps, 12 seeds", _BRAX, preset="corrected", seeds=12),
+        Suite("brax-paper", "the same with time limits and warm-up as in the paper", _BRAX, preset="paper", seeds=12),
         Suite(
-            "brax",
-            "twelve continuous-control tasks, 50M steps, 12 seeds",
-            tuple(f"brax/{name}" for name in _BRAX.split()),
-            preset="paper",
-            seeds=12,
+            "brax-gate",
+            "the gate without decay, and its upper bound, on four cheap tasks; report it with `brax`, which has PPO",
+            tuple(f"brax/{name}" for name in ("hopper", "inverted_pendulum", "inverted_double_pendulum", "reacher")),
+            preset="corrected",
+            algo=("sv-dynamic",),
+            seeds=8,
+            fields={"sweep": {"decay_fraction": (0.0,), "k_max": (8, 32)}},
         ),
-        Suite(
-            "atari",
-            "sixteen Atari games, 200M frames, 5 seeds",
-            tuple(f"atari/{name}" for name in _ATARI.split()),
-            preset="paper",
-            seeds=5,
-        ),
+        Suite("atari", "sixteen Atari games, 200M frames, 5 seeds", _ATARI, preset="corrected", seeds=5),
         Suite(
             "classic",
             "classic control, 500k steps",

@@ -46,7 +46,7 @@ def train(
     env        an id such as "gymnax/CartPole-v1", or a gymnax-style environment object (with `env_params`)
     env_fn     instead of `env`: a callable that makes one Gymnasium environment
     algo       "ppo", "sv-static", "sv-dynamic", or a tuple of these, which train in one program
-    preset     "paper" (the default if the paper covers the environment) or "default"
+    preset     "corrected" (the default if the paper covers the environment), "paper" or "default"
     actor      Flax module: observation -> logits, or (mean, log_std)
     critic     Flax module: observation -> value
     criterion  decides when the target policy is updated: a name, or your own object with `init()` and
