@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest, spearmanr
 
-from nextpolicy.studies.four_rooms import exact, summary
+from nextpolicy.studies.four_rooms import exact, proxy, report, summary
 from nextpolicy.tabular import four_rooms_mdp, solve, theory
 
 from .helpers import STATES, made_up_study
@@ -134,6 +135,49 @@ def test_rows_count_what_happened(study):
         assert row["certificates"] == row["certificates_held"] == 12
         assert row["optimal_value"] == pytest.approx(0.8305, abs=1e-4)
     assert [r["updates"] for r in study.rows if r["algo"] == "sv-static"] == [3, 3, 3]
+
+
+def test_diff_correlates_with_what_it_is_made_of(study):
+    index = study.index("sv-dynamic", 1)
+    one = {name: np.asarray(column)[index] for name, column in {**study.metrics, **study.exact}.items()}
+    rounds = np.arange(12)
+    # The visitation of round k and the one before are those of row k - 1.
+    follows = {**one, "diff_scale": np.ones(12), "diff": np.roll(one["tv_visitation_alive"], 1) ** 3}
+    found = proxy.correlations(follows)
+    assert found["diff_visitation"] == pytest.approx(1.0)
+    assert found["diff_visitation_detrended"] == pytest.approx(1.0)
+    assert abs(found["diff_error"]) < 0.9
+    opposed = proxy.correlations({**one, "diff": -one["epsilon_train"] * one["diff_scale"]})
+    assert opposed["diff_error"] == pytest.approx(-1.0)
+    expected = spearmanr(one["diff"] / one["diff_scale"], one["epsilon_next"]).statistic
+    assert proxy.correlations(one)["diff_next_error"] == pytest.approx(expected)
+    assert np.isnan(proxy.rank_correlation(rounds, np.ones(12)))
+    assert np.isnan(proxy.rank_correlation(rounds, np.where(rounds == 3, np.nan, 1.0 * rounds)))
+
+
+def test_a_common_trend_is_no_correlation():
+    rng = np.random.default_rng(0)
+    x, y = (np.arange(4000) + rng.normal(0, 1000, 4000) for _ in range(2))
+    assert proxy.rank_correlation(x, y) > 0.4
+    assert abs(proxy.rank_correlation(x, y, detrend=True)) < 0.05
+    # The partial correlation given the index, from the three pairwise ones.
+    k = np.arange(4000)
+    xy, xk, yk = (spearmanr(*pair).statistic for pair in ((x, y), (x, k), (y, k)))
+    expected = (xy - xk * yk) / np.sqrt((1 - xk**2) * (1 - yk**2))
+    assert proxy.rank_correlation(x, y, detrend=True) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("count", "total"), [(0, 8), (7, 64), (64, 64), (1, 2)])
+def test_shares_have_wilsons_interval(count, total):
+    expected = binomtest(count, total).proportion_ci(method="wilson")
+    assert summary.share_interval(count, total) == pytest.approx((expected.low, expected.high), abs=1e-6)
+
+
+def test_a_failure_is_a_value_below_half_the_optimum(study):
+    assert all(row["failed"] == (row["final_value"] < 0.5 * row["optimal_value"]) for row in study.rows)
+    lines = report.failure_table(study)
+    assert [line["seeds"] for line in lines] == [3, 3, 3]
+    assert sum(line["failed"] for line in lines) == sum(row["failed"] for row in study.rows) > 0
 
 
 def test_intervals_and_pairs():

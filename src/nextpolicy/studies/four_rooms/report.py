@@ -11,7 +11,7 @@ import pandas as pd
 
 from nextpolicy.runfiles import write_whole
 from nextpolicy.studies import page
-from nextpolicy.studies.four_rooms import exact, summary
+from nextpolicy.studies.four_rooms import exact, proxy, summary
 from nextpolicy.studies.four_rooms.figures import NAMES, all_figures, shown_seed
 from nextpolicy.studies.four_rooms.study import Study
 
@@ -87,7 +87,22 @@ _TABLE = {
     "msve_next": "next-policy-weighted squared value error, mean over rounds",
     "tv_visitation": "TV of successive visitations, mean over rounds",
     "tv_policy_max": "largest TV of successive behavioural policies, mean over rounds",
+    **{f"diff_{k}": f"rank correlation of diff with {words}" for k, (_, _, words) in proxy.TRACKED.items()},
+    **{f"diff_{k}_detrended": f"the same with {words}, without trends" for k, (_, _, words) in proxy.TRACKED.items()},
 }
+
+
+def failure_table(study: Study) -> list[dict[str, Any]]:
+    """How many seeds end below half of V*(s0), and which; one row per algorithm."""
+    lines = []
+    for algo in study.algos:
+        seeds = [r["seed"] for r in study.rows if r["algo"] == algo and r["failed"]]
+        total = sum(r["algo"] == algo for r in study.rows)
+        low, high = summary.share_interval(len(seeds), total)
+        share = f"{100 * len(seeds) / total:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+        which = ", ".join(map(str, seeds))
+        lines.append({"algorithm": NAMES[algo], "seeds": total, "failed": len(seeds), "share": share, "which": which})
+    return lines
 
 
 def certificate_table(study: Study) -> list[dict[str, Any]]:
@@ -130,6 +145,9 @@ def write_report(study: Study, say: Callable[[str], None]) -> Path:
     out.heading("By algorithm")
     out.text("Median over seeds with a 95 % bootstrap interval.")
     out.table(algorithm_table(study))
+    out.heading("Failures")
+    out.text(f"Seeds whose policy ends below {summary.FAILED:g} V*(s0); 95 % interval of the share by Wilson.")
+    out.table(failure_table(study))
     out.heading("Certificates")
     out.text(
         "The certificate of round k is the lower bound of the SV-API theorem on V(s0) of the next behavioural policy "
@@ -143,6 +161,7 @@ def write_report(study: Study, say: Callable[[str], None]) -> Path:
     out.heading("Columns of exact.parquet")
     out.table([{"column": k, "meaning": v} for k, v in exact.COLUMNS.items()])
     tables = {"members": study.rows, "algorithms": algorithm_table(study), "certificates": certificate_table(study)}
+    tables["failures"] = failure_table(study)
     for name, rows in tables.items():
         write_whole(study.path / f"{name}.csv", pd.DataFrame(rows).to_csv(index=False).encode())
     target = study.path / "report.html"

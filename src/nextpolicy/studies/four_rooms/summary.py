@@ -1,4 +1,4 @@
-"""Summaries: one row per member, and medians over seeds with bootstrap intervals."""
+"""Summaries: one row per member, medians over seeds with bootstrap intervals, and shares of seeds."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import numpy as np
 
 from nextpolicy.config import Member
 from nextpolicy.report.bootstrap import bounds, resample
+from nextpolicy.studies.four_rooms import proxy
 from nextpolicy.tabular import solve
 from nextpolicy.tabular.mdp import TabularMDP
 
 LATE = 60  # drops of the value from this round on count as late
 RESAMPLES = 4000
 CLOSE = 0.01  # a final value this close to V*(s0) counts as near optimal
+FAILED = 0.5  # a final value below this share of V*(s0) counts as a failure
 
 
 class Interval(NamedTuple):
@@ -39,7 +41,7 @@ def median_interval(values: Sequence[float] | np.ndarray, seed: int = 0) -> Inte
 def member_rows(
     mdp: TabularMDP, members: Sequence[Member], metrics: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]
 ) -> list[dict[str, Any]]:
-    """One row per member; `metrics` (at least accepted, kl_target, kl_behaviour) and `exact` are [M, K]."""
+    """One row per member; `metrics` (at least accepted, diff, diff_scale and KLs) and `exact` are [M, K]."""
     best = float(solve.optimal(mdp).V @ mdp.start)
     rows = []
     for m, member in enumerate(members):
@@ -55,6 +57,7 @@ def _row(best: float, one: Mapping[str, np.ndarray]) -> dict[str, Any]:
         "final_value": final,
         "final_target_value": float(one["value_target"][-1]),
         "near_optimal": bool(best - final <= CLOSE),
+        "failed": bool(final < FAILED * best),
         "value_at_60": float(value[min(LATE, len(value)) - 1]),
         "largest_late_drop": _largest_drop(value[LATE:]),
         "updates": int(accepted.sum()),
@@ -76,6 +79,7 @@ def _row(best: float, one: Mapping[str, np.ndarray]) -> dict[str, Any]:
         "npa_vacuous": int(one["npa_vacuous"].sum()),
         "theorem1_vacuous": int(one["theorem1_vacuous"].sum()),
         "assumptions_met": int(one["assumptions_met"].sum()),
+        **proxy.correlations(one),
     }
 
 
@@ -86,6 +90,14 @@ def _mean(values: np.ndarray) -> float:
 def _largest_drop(values: np.ndarray) -> float:
     """The largest drop below the running maximum; NaN for an empty series."""
     return float((np.maximum.accumulate(values) - values).max()) if len(values) else float("nan")
+
+
+def share_interval(count: int, total: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share: `count` of `total` seeds."""
+    z, share = 1.959964, count / total
+    centre, width = share + z * z / (2 * total), z * np.sqrt(share * (1 - share) / total + (z / (2 * total)) ** 2)
+    low, high = (float((centre + side * width) / (1 + z * z / total)) for side in (-1, 1))
+    return max(low, 0.0), min(high, 1.0)
 
 
 def of_algo(rows: Sequence[Mapping[str, Any]], algo: str, column: str) -> np.ndarray:
