@@ -59,6 +59,9 @@ def _member(index, member, rounds, batch, columns) -> pd.DataFrame:
         "kl_behaviour": np.full(rounds, 0.01),
         "value_loss": np.full(rounds, 0.5),
         "entropy": np.full(rounds, 1.5),
+        "k_min": np.full(rounds, every),
+        "k_max": np.full(rounds, every),
+        "ratio_ess": np.full(rounds, 0.9),
     }
     for name, make in columns.items():
         values[name] = make(member.algo, member.seed, k)

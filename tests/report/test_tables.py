@@ -70,6 +70,9 @@ def test_a_members_row(members):
         "final_return": 15.0,
         "updates": 10.0,
         "updates_pct": 50.0,
+        "updates_least_pct": 50.0,
+        "updates_most_pct": 50.0,
+        "ratio_ess": 0.9,
         "env_steps": 20 * 20480,
         "diff_median_pct": 250.0,  # of 100, 200, 300, 400 five times over
         "diff_std_pct": 100 * np.sqrt(20 * 1.25 / 19),
@@ -111,6 +114,9 @@ def test_every_column_of_an_environment_table(members):
         "score_spread": 30.0,  # standard deviation of 120, 150, 180
         "significant": True,  # t = 5 / sqrt(9/3 + 4/3) = 2.40, df = 3.5: p = 0.083
         "updates_pct_of_ppo": 50.0,
+        "updates_least_pct": 50.0,
+        "updates_most_pct": 50.0,
+        "ratio_ess": 0.9,
         "diff_median_pct": 250.0,
         "diff_std_pct": 100 * np.sqrt(20 * 1.25 / 19),
         "value_loss_x_ppo": 0.56,  # 0.28 / 0.5
@@ -124,6 +130,16 @@ def test_every_column_of_an_environment_table(members):
         "target_score_pct_of_ppo": np.nan,
         "paper_score_pct_of_ppo": 99.0,
         "difference_from_paper": 51.0,
+        "paper_updates_pct_of_ppo": 93.82,
+        "updates_difference_from_paper": 50 - 93.82,
+        "paper_diff_over_threshold_median_pct": 67.0,
+        "diff_median_difference_from_paper": 183.0,
+        "paper_diff_std_pct_of_threshold": 38.0,
+        "diff_std_difference_from_paper": 100 * np.sqrt(20 * 1.25 / 19) - 38,
+        "paper_kl_target_x_ppo": 1.0,
+        "kl_target_difference_from_paper": 1.0,
+        "paper_kl_behaviour_x_ppo": 1.0,
+        "kl_behaviour_difference_from_paper": 0.0,
         # The paper's are at convergence: against the last 10 %, not against all rounds.
         "paper_value_loss_x_ppo": 1.49,
         "value_loss_difference_from_paper": 2.0 - 1.49,

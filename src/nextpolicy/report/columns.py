@@ -47,6 +47,21 @@ def _kl_target(rows: Rows) -> float:
     return float(rows.all["kl_target"].to_numpy(np.float64)[accepted].mean()) if accepted.any() else math.nan
 
 
+def _allowed(stable: bool) -> Measure:
+    """The share of updates, in percent, of a gate whose values are stable in every round, or in none."""
+
+    def compute(rows: Rows) -> float:
+        bounds = rows.all[["k_min", "k_max"]].to_numpy()
+        updates = held = 0
+        for k_min, k_max in bounds:
+            held += 1
+            if held >= k_max or (stable and held >= k_min):
+                updates, held = updates + 1, 0
+        return 100.0 * updates / len(bounds)
+
+    return Measure(("k_min", "k_max"), compute)
+
+
 def has_threshold(variant: str) -> bool:
     """Whether a variant compares `diff` with a threshold; PPO and sv-static do not."""
     return not variant.startswith(("ppo", "sv-static"))
@@ -121,6 +136,22 @@ STATISTICS: tuple[Statistic, ...] = (
         PERCENTAGE,
     ),
     Statistic(
+        "updates_least_pct",
+        "Updates if never stable, %",
+        "share of rounds that would update the target policy if the values were never stable",
+        _allowed(stable=False),
+        (replace(OWN, in_print=False),),
+        PERCENTAGE,
+    ),
+    Statistic(
+        "updates_most_pct",
+        "Updates if always stable, %",
+        "share of rounds that would update the target policy if the values were always stable",
+        _allowed(stable=True),
+        (replace(OWN, in_print=False),),
+        PERCENTAGE,
+    ),
+    Statistic(
         "env_steps",
         "Steps",
         "environment steps of each member",
@@ -162,6 +193,13 @@ STATISTICS: tuple[Statistic, ...] = (
         "size of a round's update of the behaviour policy: mean KL(before, after) over all rounds",
         mean("kl_behaviour"),
         (MULTIPLE,),
+    ),
+    Statistic(
+        "ratio_ess",
+        "Effective sample size",
+        "mean over rounds of the effective sample size of the importance ratios, as a share of the batch",
+        mean("ratio_ess"),
+        (replace(OWN, in_print=False),),
     ),
     Statistic("entropy", "Entropy, all rounds", "mean entropy over all rounds", mean("entropy"), (_POSITIVE, OF_PPO)),
     Statistic("entropy_late", "Entropy, last 10 %", f"mean entropy {_LATE}", late_mean("entropy"), (_POSITIVE, OF_PPO)),

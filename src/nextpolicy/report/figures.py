@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from nextpolicy.report import determinism
 from nextpolicy.report.bars import margin
 from nextpolicy.report.columns import has_threshold
 from nextpolicy.report.drawing import colour_of, is_second, labelled, legend, literal, percent_scale, plain
@@ -29,10 +30,12 @@ def all_figures(runs: Sequence[Run], members: pd.DataFrame, tables: Tables) -> d
     for suite in dict.fromkeys(run.suite for run in runs):
         ours = [run for run in runs if run.suite == suite]
         here = {v: t for (s, v), t in tables.items() if s == suite}
-        figures = {"learning-curves": learning_curves(ours, variants), "diff": diff_figure(ours, variants)}
+        figures: dict[str, Figure | None] = {"learning-curves": learning_curves(ours, variants)}
+        figures["diff"] = diff_figure(ours, variants)
         figures["lifespan"] = lifespan_figure(ours, variants)
         if here:
             figures |= {"bars": bars(suite, here, variants), "scatter": scatter(suite, here, variants)}
+            figures["determinism"] = determinism.figure(suite, here, variants)
         found |= {f"{suite}-{name}": figure for name, figure in figures.items() if figure is not None}
     return found
 

@@ -35,6 +35,17 @@ class PaperNumber:
 
 PAPER_NUMBERS = (
     PaperNumber("score_pct_of_ppo", "score_pct_of_ppo", "difference_from_paper", "score, % of PPO", in_print=True),
+    PaperNumber(
+        "updates_pct_of_ppo", "updates_pct_of_ppo", "updates_difference_from_paper", "updates, % of PPO's rounds"
+    ),
+    PaperNumber(
+        "diff_over_threshold_median_pct", "diff_median_pct", "diff_median_difference_from_paper", "diff median, %"
+    ),
+    PaperNumber("diff_std_pct_of_threshold", "diff_std_pct", "diff_std_difference_from_paper", "diff std, %"),
+    PaperNumber("kl_target_x_ppo", "kl_target_x_ppo", "kl_target_difference_from_paper", "KL target, × PPO"),
+    PaperNumber(
+        "kl_behaviour_x_ppo", "kl_behaviour_x_ppo", "kl_behaviour_difference_from_paper", "KL behaviour, × PPO"
+    ),
     PaperNumber("value_loss_x_ppo", "value_loss_late_x_ppo", "value_loss_difference_from_paper", "value loss, × PPO"),
     PaperNumber("ppo_entropy", "ppo_entropy_late", "ppo_entropy_difference_from_paper", "PPO entropy"),
 )
