@@ -25,6 +25,8 @@ import pandas as pd
 # Settings that do not affect results: they may differ between compared runs and be edited before a resume.
 OPERATIONAL_FIELDS = frozenset({"population", "devices", "block_rounds", "tensorboard", "wandb", "keep_checkpoints"})
 
+NOT_SETTINGS = ("about", "custom", "extended")  # keys of config.json that are not fields of the configuration
+
 SCORE_SHARE = 0.1  # a member's score is its mean return over this last share of its steps
 
 _PART = re.compile(r"part-(\d{8})-(\d{8})\.parquet")
@@ -163,10 +165,20 @@ def changed_setting(config: Mapping[str, Any], manifest: Mapping[str, Any]) -> s
     trained = manifest.get("config")
     if not isinstance(trained, dict):
         return None
-    for name in sorted((config.keys() | trained.keys()) - OPERATIONAL_FIELDS - {"about"}):
+    for name in sorted((config.keys() | trained.keys()) - OPERATIONAL_FIELDS - {"about", "extended"}):
         if config.get(name) != trained.get(name):
+            if name == "total_env_steps" and any(trained.get(name) == old for _, old in extensions(config)):
+                continue  # the checkpoint was saved before the run was extended
             return f"{name} is {config.get(name)!r} in config.json and {trained.get(name)!r} in the checkpoint"
     return None
+
+
+def extensions(config: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """(rounds done, total_env_steps before) of every extension of a run; ValueError if they cannot be read."""
+    try:
+        return [(int(each["rounds"]), int(each["total_env_steps"])) for each in config.get("extended", [])]
+    except (TypeError, KeyError, ValueError, OverflowError):
+        raise ValueError("extended: expected a list of rounds and total_env_steps, got something else") from None
 
 
 def parts(folder: Path) -> list[tuple[int, int, Path]]:

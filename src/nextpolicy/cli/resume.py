@@ -17,6 +17,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--recompute-metrics", action="store_true", help="Recompute lost metrics, from round 0 if necessary."
     )
+    text = "Extend the run to this many steps of each member, e.g. 2e6; schedules then run over the new total."
+    parser.add_argument("--total-env-steps", metavar="N", help=text)
     parser.add_trust("the run's environment id")
     options = parser.parse(arguments)
     join_processes(options)
@@ -28,5 +30,6 @@ def main(arguments: Sequence[str]) -> None:
             quiet=options.quiet,
             trust=options.trust_module,
             recompute_metrics=options.recompute_metrics,
+            total_env_steps=options.total_env_steps,
         )
     )

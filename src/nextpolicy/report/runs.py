@@ -78,7 +78,11 @@ def load(path: Path, *, allow_gaps: bool = False) -> Run:
     about = raw.get("about", {})
     if not isinstance(about, dict) or not isinstance(about.get("versions", {}), dict):
         raise ReportError(f"run {path}: about: expected an object in config.json, got {shown(about)}")
-    settings = {k: v for k, v in raw.items() if k not in ("about", "custom")}
+    settings = {k: v for k, v in raw.items() if k not in runfiles.NOT_SETTINGS}
+    try:
+        runfiles.extensions(raw)
+    except ValueError as error:
+        raise ReportError(f"run {path}: config.json: {error}; restore it") from None
     try:
         config = TrainConfig.from_flat(settings)
     except ConfigError as error:
@@ -97,7 +101,7 @@ def load(path: Path, *, allow_gaps: bool = False) -> Run:
         name=path.resolve().name,
         env=f"{env}[{options}]" if options else env,
         suite=preset_for(env),
-        settings={**settings, "custom": raw.get("custom", [])},
+        settings={**settings, "custom": raw.get("custom", []), "extended": raw.get("extended", [])},
         about=about,
         members=members,
         state=state,

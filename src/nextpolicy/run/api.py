@@ -14,6 +14,7 @@ from nextpolicy.config import FIELDS, ConfigError, TrainConfig, nearest, presets
 from nextpolicy.criteria import OWN, Criterion
 from nextpolicy.envs.registry import is_host, module_of
 from nextpolicy.run import checkpoint, sinks
+from nextpolicy.run.extend import extend
 from nextpolicy.run.folder import RunError, RunFolder, fresh_path
 from nextpolicy.run.job import Job, make_job
 from nextpolicy.run.processes import agreed, idle_cores, use_all_cores
@@ -116,6 +117,7 @@ def resume(
     quiet: bool = False,
     trust: Trust = (),
     recompute_metrics: bool = False,
+    total_env_steps: float | None = None,
     **custom: Any,
 ) -> Run:
     """Resume a run from its newest intact checkpoint. Inside XLA, the result equals an
@@ -125,9 +127,12 @@ def resume(
     missing metrics are recomputed from an earlier checkpoint; if there is none, from round 0 with `recompute_metrics`.
 
     trust      modules that the run's environment id may import ("my_envs" for gym/my_envs:Maze-v0), or True for any
+    total_env_steps
+               extends a finished or stopped run to this many steps of each member. Schedules, such as that of the
+               learning rate, then run over the new total, so the result differs from a run that was started with it
     """
     _prepare()
-    folder = _in_one_process(path, lambda: RunFolder.open(path).locked())
+    folder = _in_one_process(path, lambda: _opened(path, total_env_steps, quiet))
     try:
         config = folder.config()
         check_trust(config, trust)
@@ -138,6 +143,19 @@ def resume(
     finally:
         folder.unlock()
     return Run(folder, lambda: job)
+
+
+def _opened(path: str | Path, total_env_steps: float | None, quiet: bool) -> RunFolder:
+    """The locked folder of a run, extended if a total is given."""
+    folder = RunFolder.open(path).locked()
+    try:
+        said = "" if total_env_steps is None else extend(folder, total_env_steps)
+    except BaseException:
+        folder.unlock()
+        raise
+    if said and not quiet:
+        print(f"{folder.path}: {said}", file=sys.stderr)
+    return folder
 
 
 def load(path: str | Path, *, trust: Trust = (), **custom: Any) -> Run:

@@ -17,7 +17,7 @@ from typing import Any
 from nextpolicy._version import __version__
 from nextpolicy.config import ConfigError, TrainConfig, shown
 from nextpolicy.envs import registry
-from nextpolicy.runfiles import overwrite_json, read_object, write_json
+from nextpolicy.runfiles import NOT_SETTINGS, extensions, overwrite_json, read_object, write_json
 
 
 class RunError(ValueError):
@@ -105,12 +105,16 @@ class RunFolder:
                 raise RunError(f"run: {file}: {name}: expected a {kind.__name__}, got {shown(raw[name])}")
         if not all(isinstance(name, str) for name in raw.get("custom", [])):
             raise RunError(f"run: {file}: custom: expected a list of names, got {shown(raw['custom'])}")
+        try:
+            extensions(raw)
+        except ValueError as error:
+            raise RunError(f"run: {file}: {error}; restore it") from None
         return raw
 
     def config(self) -> TrainConfig:
         """The configuration in config.json. Raises if this version cannot read it."""
         raw = self.raw_config()
-        values = {k: v for k, v in raw.items() if k not in ("about", "custom")}
+        values = {k: v for k, v in raw.items() if k not in NOT_SETTINGS}
         try:
             return TrainConfig.from_flat(values)
         except ConfigError as error:

@@ -138,6 +138,10 @@ def _compute_again(
         why = "several processes" if not job.on_host else f"{job.setup.spec.id}, which cannot save its state"
         say(f"{gap}; they cannot be recomputed with {why}")
         return
+    extended = max((rounds for rounds, _ in runfiles.extensions(folder.raw_config())), default=0)
+    if gap.first < extended:
+        say(f"{gap}; they cannot be recomputed, since the run was extended after round {extended}")
+        return
     start = max((r for r in usable if r <= gap.first), default=0)
     if not start and gap.first and not recompute:
         command = f"`nextpolicy resume {shlex.quote(str(folder.path))} --recompute-metrics`"

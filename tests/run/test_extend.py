@@ -1,0 +1,151 @@
+"""A run is extended in place: nothing of it is lost, and it can be killed and resumed like any other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import nextpolicy
+from nextpolicy import runfiles
+from nextpolicy.cli import main as cli
+from nextpolicy.config import ConfigError
+from nextpolicy.report import runs as report_runs
+from nextpolicy.run import training
+from nextpolicy.run.folder import RunError
+
+from .helpers import SMALL, assert_same_run, contents
+
+pytestmark = [
+    pytest.mark.allow_rank_promotion,
+    pytest.mark.allow_key_reuse,
+    pytest.mark.quick_compilation,
+    pytest.mark.usefixtures("programs_kept"),
+]
+FIELDS: dict[str, Any] = {**SMALL, "env": "four-rooms", "quiet": True}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> nextpolicy.Run:
+    """Ten rounds."""
+    return nextpolicy.train(**FIELDS, out=tmp_path_factory.mktemp("runs") / "whole")
+
+
+@pytest.fixture
+def run(whole: nextpolicy.Run, tmp_path: Path) -> Path:
+    """A copy to extend."""
+    return Path(shutil.copytree(whole.path, tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def longer(whole: nextpolicy.Run, tmp_path_factory: pytest.TempPathFactory) -> nextpolicy.Run:
+    """The same run extended to fourteen rounds."""
+    path = shutil.copytree(whole.path, tmp_path_factory.mktemp("runs") / "longer")
+    return nextpolicy.resume(path, total_env_steps=total(whole, 14), quiet=True)
+
+
+def total(whole: nextpolicy.Run, rounds: int) -> int:
+    return rounds * whole.config.batch_size
+
+
+def test_earlier_rounds_are_kept_and_schedules_run_over_the_new_total(
+    whole: nextpolicy.Run, longer: nextpolicy.Run
+) -> None:
+    assert longer.config.num_rounds == 14
+    assert longer.status["state"] == "finished"
+    first = longer.metrics[longer.metrics["round"] < 10].reset_index(drop=True)
+    pd.testing.assert_frame_equal(first, whole.metrics)
+    one = longer.metrics[longer.metrics["member"] == 0].set_index("round")
+    initial, last = longer.config.algorithm.learning_rate, longer.config.algorithm.learning_rate_final
+    rate = initial + (last - initial) * np.arange(14) / 14
+    np.testing.assert_allclose(one["learning_rate"][10:], rate[10:], rtol=1e-5)
+    assert one["learning_rate"][10] > one["learning_rate"][9], "the schedule is that of the new total"
+    assert json.loads((longer.path / "config.json").read_text())["extended"] == [
+        {"rounds": 10, "total_env_steps": total(whole, 10)}
+    ]
+    assert report_runs.load(longer.path).rounds_done == 14
+
+
+def test_an_extended_run_that_is_killed_goes_on_to_the_same_end(
+    whole: nextpolicy.Run, longer: nextpolicy.Run, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(*arguments: Any, **named: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "run_block", kill)
+        with pytest.raises(Killed):
+            nextpolicy.resume(run, total_env_steps=total(whole, 14), quiet=True)
+    assert nextpolicy.load(run).status["state"] == "running"
+    # With or without the total: the folder knows it.
+    again = nextpolicy.resume(run, total_env_steps=total(whole, 14), quiet=True)
+    assert_same_run(again, longer)
+    assert nextpolicy.resume(run, quiet=True).config.num_rounds == 14
+
+
+def test_the_command_says_what_changes(whole: nextpolicy.Run, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "evaluation.json").write_text("[]")
+    assert cli.main(["resume", str(run), "--total-env-steps", str(total(whole, 11)), "--quiet"]) == 0
+    said = capsys.readouterr()
+    assert not said.err
+    assert (run / "evaluation-00000010.json").read_text() == "[]"
+    assert not (run / "evaluation.json").exists()
+    assert cli.main(["resume", str(run), "--total-env-steps", f"{total(whole, 12):.3e}"]) == 0
+    said = capsys.readouterr()
+    assert "of 12 rounds done; the schedules of the learning rate and of the gate now run over the new" in said.err
+    assert [rounds for rounds, _ in runfiles.extensions(json.loads((run / "config.json").read_text()))] == [10, 11]
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        (9, "total_env_steps: expected at least 320, the total of .*, got 288; a run cannot be shortened"),
+        ("many", "total_env_steps: expected .*, got 'many'"),
+        (-1, "total_env_steps"),
+    ],
+)
+def test_a_total_that_is_none_changes_nothing(whole: nextpolicy.Run, run: Path, steps: Any, words: str) -> None:
+    before = contents(run)
+    asked = steps if isinstance(steps, str) or steps < 0 else total(whole, steps)
+    with pytest.raises(ConfigError, match=words):
+        nextpolicy.resume(run, total_env_steps=asked, quiet=True)
+    assert contents(run) == before
+    assert nextpolicy.resume(run, total_env_steps=total(whole, 10), quiet=True).config == whole.config
+    assert contents(run) == before, "the same total extends nothing"
+
+
+def test_metrics_before_an_extension_are_not_recomputed_under_other_schedules(
+    longer: nextpolicy.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(longer.path, tmp_path / "run"))
+    first, *_ = sorted((run / "metrics").iterdir())
+    first.unlink()
+    nextpolicy.resume(run, recompute_metrics=True)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "they cannot be recomputed, since the run was extended after round 10" in said
+    assert not first.exists()
+
+
+@pytest.mark.parametrize("history", [7, ["x"], [{"rounds": 1}], [{"rounds": "a", "total_env_steps": 1}]])
+def test_a_history_that_is_none_is_one_line(run: Path, history: Any) -> None:
+    raw = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**raw, "extended": history}))
+    with pytest.raises(RunError, match=r"config.json: extended: expected a list"):
+        nextpolicy.load(run).config  # noqa: B018
+    with pytest.raises(report_runs.ReportError, match=r"extended: expected a list"):
+        report_runs.load(run)
+
+
+def test_a_total_changed_by_hand_is_still_refused(whole: nextpolicy.Run, run: Path) -> None:
+    raw = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**raw, "total_env_steps": total(whole, 20)}))
+    with pytest.raises(RunError, match="was changed: total_env_steps is"):
+        nextpolicy.resume(run, quiet=True)
