@@ -55,6 +55,10 @@ class Algorithm(Protocol):
         """
         ...
 
+    def adopt(self, learner: Any, other: Any) -> PyTree:
+        """`learner` with the parameters and statistics of `other`, a learner of another run, but its own optimiser."""
+        ...
+
     def update_statistics(self, learner: Any, rollout: Rollout) -> PyTree:
         """Update only the statistics that normalise data; warm-up rounds, which act at random, do nothing else."""
         ...

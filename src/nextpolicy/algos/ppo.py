@@ -106,6 +106,10 @@ class PPO:
         metrics = fit | self._diagnostics(settings, rollout, targets)
         return learned, evidence, metrics | {"learning_rate": learning_rate, "finite": self._finite(rollout, params)}
 
+    def adopt(self, learner: Learner, other: Learner) -> Learner:
+        """`learner` with the parameters and statistics of `other`."""
+        return other._replace(opt_state=learner.opt_state)
+
     def update_statistics(self, learner: Learner, rollout: Rollout) -> Learner:
         """Update the observation and return statistics from this round's data."""
         obs, discounted, valid = minibatch.flatten((rollout.obs, rollout.discounted_return, rollout.valid))

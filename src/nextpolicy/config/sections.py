@@ -71,6 +71,9 @@ class RunConfig(Settings):
         1_000_000, "Environment steps per member, rounded down to whole rounds.", low=1, high=10**15
     )
     seeds: tuple[int, ...] = setting((0,), "One number N for the seeds 0 to N-1, or several seeds.")
+    init_from: str = setting(
+        "", "Run folder whose parameters and statistics to start from; it has 1 member, or as many as this run."
+    )
     sweep: dict[str, tuple[float, ...]] = setting(
         {}, "Values of traced fields, e.g. learning_rate=1e-4,3e-4; each combination is a member."
     )

@@ -13,7 +13,7 @@ from nextpolicy import runfiles
 from nextpolicy.config import FIELDS, ConfigError, TrainConfig, nearest, presets, shown
 from nextpolicy.criteria import OWN, Criterion
 from nextpolicy.envs.registry import is_host, module_of
-from nextpolicy.run import checkpoint, sinks
+from nextpolicy.run import checkpoint, sinks, warm_start
 from nextpolicy.run.extend import extend
 from nextpolicy.run.folder import RunError, RunFolder, fresh_path
 from nextpolicy.run.job import Job, make_job
@@ -71,6 +71,7 @@ def train(
     sinks.check(config)
     job = make_job(config, **custom)
     job.check_population()
+    warm_start.check(job)
     given = sorted(k for k, v in custom.items() if v is not None)
     if out is None and jax.process_count() > 1:
         raise ConfigError("out: expected a folder that all processes can access, got none")

@@ -24,19 +24,20 @@ if TYPE_CHECKING:
     from nextpolicy.run.job import Job
 
 Say = Callable[[str], None]
+First = Callable[[], MemberState]  # makes the state before the first round
 Records = dict[str, FileRecord]
 
 
 def starting_point(
-    job: Job, program: Program, folder: RunFolder, say: Say, *, at_most: int, recompute: bool = False
+    job: Job, program: Program, folder: RunFolder, say: Say, first: First, *, at_most: int, recompute: bool = False
 ) -> tuple[MemberState, int, Records]:
     """The state of the newest usable checkpoint, its round, and the records of the metrics parts before it.
 
-    Starts at round 0 if there is no usable checkpoint. Damaged metrics parts are renamed. Damaged and missing metrics
-    are recomputed from the nearest earlier checkpoint. If there is none, they are recomputed from round 0 only if
-    `recompute` is true, because this takes as long as training.
+    Starts at round 0, with the state `first()`, if there is no usable checkpoint. Damaged metrics parts are renamed.
+    Damaged and missing metrics are recomputed from the nearest earlier checkpoint. If there is none, they are
+    recomputed from round 0 only if `recompute` is true, because this takes as long as training.
     """
-    state, rounds = _newest(job, program, folder, at_most, say)
+    state, rounds = _newest(job, program, folder, at_most, say, first)
     if jax.process_index() > 0:
         return state, rounds, {}
     checkpoint.prune_after(folder.checkpoints, rounds)
@@ -52,11 +53,13 @@ def starting_point(
     usable = [r for r in saved if not checkpoint.fault(folder.checkpoints, r)]
     for gap in gaps:
         for piece in _split(gap, usable):
-            _compute_again(job, program, folder, piece, usable, say, recompute)
+            _compute_again(job, program, folder, piece, usable, say, first if recompute or not piece.first else None)
     return state, rounds, _of_present_parts(folder, _recorded(folder, rounds))
 
 
-def _newest(job: Job, program: Program, folder: RunFolder, at_most: int, say: Say) -> tuple[MemberState, int]:
+def _newest(
+    job: Job, program: Program, folder: RunFolder, at_most: int, say: Say, first: First
+) -> tuple[MemberState, int]:
     """The state and round of the newest checkpoint that is intact and finite, or an initial state and 0."""
     fresh = program.init(job.seeds)
     while rounds := agreed(_newest_whole(folder, at_most, say) if jax.process_index() == 0 else 0):
@@ -68,7 +71,7 @@ def _newest(job: Job, program: Program, folder: RunFolder, at_most: int, say: Sa
         say(f"checkpoint {rounds} contains values that are not finite; falling back to an earlier one")
         if jax.process_index() == 0:
             checkpoint.set_aside(folder.checkpoints, rounds)
-    return fresh, 0
+    return first(), 0
 
 
 def _newest_whole(folder: RunFolder, at_most: int, say: Say) -> int:
@@ -131,9 +134,9 @@ def _split(gap: Damage, checkpoints: list[int]) -> list[Damage]:
 
 
 def _compute_again(
-    job: Job, program: Program, folder: RunFolder, gap: Damage, usable: list[int], say: Say, recompute: bool
+    job: Job, program: Program, folder: RunFolder, gap: Damage, usable: list[int], say: Say, first: First | None
 ) -> None:
-    """Recompute the metrics of the gap from the nearest `usable` checkpoint before it."""
+    """Recompute the metrics of the gap from the nearest `usable` checkpoint before it, or from `first()`, if given."""
     if job.on_host or jax.process_count() > 1:
         why = "several processes" if not job.on_host else f"{job.setup.spec.id}, which cannot save its state"
         say(f"{gap}; they cannot be recomputed with {why}")
@@ -143,12 +146,12 @@ def _compute_again(
         say(f"{gap}; they cannot be recomputed, since the run was extended after round {extended}")
         return
     start = max((r for r in usable if r <= gap.first), default=0)
-    if not start and gap.first and not recompute:
+    if not start and first is None:
         command = f"`nextpolicy resume {shlex.quote(str(folder.path))} --recompute-metrics`"
         say(f"{gap}; there is no earlier checkpoint; {command} recomputes them from round 0")
         return
     say(f"{gap}; recomputing them from round {start}")
-    state = program.init(job.seeds)
+    state = first() if first is not None and not start else program.init(job.seeds)
     if start:
         state = checkpoint.restore(folder.checkpoints, start, checkpoint.placed_like(state))
     while start <= gap.last:

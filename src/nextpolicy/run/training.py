@@ -7,6 +7,7 @@ import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.job import Job
 from nextpolicy.run.processes import agreed
 from nextpolicy.run.restart import starting_point
+from nextpolicy.run.warm_start import first_state
 from nextpolicy.runfiles import FileRecord
 from nextpolicy.types import PyTree
 
@@ -102,10 +104,11 @@ def _train(
         records: dict[str, FileRecord] = {}
         if resume:
             latest = config.num_rounds if at_most is None else at_most
-            where = starting_point(job, program, folder, bar.say, at_most=latest, recompute=recompute_metrics)
+            first = partial(first_state, job, program)
+            where = starting_point(job, program, folder, bar.say, first, at_most=latest, recompute=recompute_metrics)
             state, done, records = where
         else:
-            state = program.init(job.seeds)
+            state = first_state(job, program)
         _status(folder, "running", done, config)
         for block in _blocks(job, program, state, done, folder, records):
             interrupt.check()

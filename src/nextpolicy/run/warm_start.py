@@ -1,0 +1,79 @@
+"""Start a run from the parameters and statistics of another run (`init_from`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nextpolicy.config import ConfigError
+from nextpolicy.envs.registry import module_of
+from nextpolicy.loop.population import Program
+from nextpolicy.loop.state import MemberState
+from nextpolicy.run.folder import RunError, RunFolder
+from nextpolicy.run.job import Job, make_job
+from nextpolicy.run.run import Run
+
+
+def first_state(job: Job, program: Program) -> MemberState:
+    """The state before the first round."""
+    state = program.init(job.seeds)
+    return _adopt(job, state) if job.config.run.init_from else state
+
+
+def check(job: Job) -> None:
+    """Raise if the run named by `init_from` cannot be used."""
+    if job.config.run.init_from:
+        _learners(job)
+
+
+def _adopt(job: Job, state: MemberState) -> MemberState:
+    """`state` with the parameters and statistics of the other run. Optimiser, counters and environments are new."""
+    algorithm, agent = job.setup.algorithm, state.agent
+    learner = jax.vmap(algorithm.adopt)(agent.learner, _learners(job))
+    # Copied, because learner and target share arrays, and each round donates both.
+    put = lambda new, old: jax.device_put(jnp.copy(new), old.sharding)  # noqa: E731
+    learner, target = (
+        jax.tree.map(put, new, old)
+        for new, old in ((learner, agent.learner), (jax.vmap(algorithm.behaviour)(learner), agent.target))
+    )
+    return state._replace(agent=agent._replace(learner=learner, target=target))
+
+
+def _learners(job: Job) -> Any:
+    """The other run's learners, leaves [M, ...]: one for each member, or the only one for all."""
+    if jax.process_count() > 1:
+        raise ConfigError("init_from: expected a run in one process, got several processes")
+    if not hasattr(job.setup.algorithm, "adopt"):
+        raise ConfigError(f"init_from: expected an algorithm with `adopt`, got {job.setup.algorithm.name}")
+    path, own = job.config.run.init_from, len(job.seeds)
+    try:
+        agents, members = _agents(job, path)
+    except RunError as error:
+        raise ConfigError(f"init_from: {error}") from None
+    if members not in (1, own):
+        raise ConfigError(f"init_from: expected a run with 1 or {own} members, got {path} with {members}")
+    wanted, found = (_shapes(state) for state in (job.template().agent.learner, agents.learner))
+    if wanted != found:
+        raise ConfigError(f"init_from: expected networks and normalisation like this run's, got others in {path}")
+    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[np.arange(own) % members]), agents.learner)
+
+
+def _agents(job: Job, path: str) -> tuple[Any, int]:
+    """The agents of the other run, and their number."""
+    folder = RunFolder.open(path)
+    config = folder.config()
+    module = module_of(config.environment.env)
+    if folder.raw_config().get("custom"):
+        raise RunError(f"{path} was trained with objects passed from Python, which are not stored")
+    if module is not None and module != module_of(job.config.environment.env):
+        raise RunError(f"the environment of {path} imports {module}, which runs its code")
+    run = Run(folder, lambda: make_job(config))
+    return run._agents, len(run.members)
+
+
+def _shapes(tree: Any) -> tuple[Any, list[tuple[Any, ...]]]:
+    """Structure, and shapes without the member axis."""
+    return jax.tree.structure(tree), [(x.shape[1:], str(x.dtype)) for x in jax.tree.leaves(tree)]

@@ -1,0 +1,119 @@
+"""A run may start from another: parameters and statistics are taken over, all else is new."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import nextpolicy
+from nextpolicy.config import ConfigError
+from nextpolicy.run import training, warm_start
+from nextpolicy.run.folder import RunFolder
+from nextpolicy.run.job import make_job
+
+from .helpers import SMALL, assert_same_run
+
+pytestmark = [
+    pytest.mark.allow_rank_promotion,
+    pytest.mark.allow_key_reuse,
+    pytest.mark.quick_compilation,
+    pytest.mark.usefixtures("programs_kept"),
+]
+FIELDS: dict[str, Any] = {**SMALL, "env": "gymnax/CartPole-v1", "quiet": True, "total_env_steps": 32 * 3}
+FIELDS |= {"algo": ("sv-dynamic",), "normalise_obs": True, "normalise_reward": True}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> nextpolicy.Run:
+    """Two members."""
+    return nextpolicy.train(**FIELDS, seeds=2, out=tmp_path_factory.mktemp("runs") / "source")
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> nextpolicy.Run:
+    return nextpolicy.train(**FIELDS, seeds=(7,), out=tmp_path_factory.mktemp("runs") / "single")
+
+
+def first_state(source: nextpolicy.Run, **fields: Any) -> Any:
+    config = source.config.replace(**{"init_from": str(source.path), "seeds": (5, 6), **fields})
+    job = make_job(config)
+    program = job.program()
+    return program.init(job.seeds), warm_start.first_state(job, program)
+
+
+def assert_equal(a: Any, b: Any) -> None:
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_parameters_and_statistics_are_taken_over_and_nothing_else(source: nextpolicy.Run) -> None:
+    fresh, state = first_state(source)
+    agent, old = state.agent, source._agents
+    assert_equal(agent.learner.params, old.learner.params)
+    assert_equal(agent.learner.obs_stats, old.learner.obs_stats)
+    assert_equal(agent.learner.reward_stats, old.learner.reward_stats)
+    assert_equal((agent.target.params, agent.target.obs_stats), (old.learner.params["actor"], old.learner.obs_stats))
+    assert_equal(agent.learner.opt_state, fresh.agent.learner.opt_state)
+    assert_equal((agent.round, agent.rounds_held), (fresh.agent.round, fresh.agent.rounds_held))
+    assert_equal(state.workers, fresh.workers)
+    assert all(np.any(x) for x in jax.tree.leaves(old.learner.obs_stats))
+
+
+def test_one_member_serves_all(single: nextpolicy.Run) -> None:
+    _, state = first_state(single)
+    for i in range(2):
+        mine = jax.tree.map(lambda x, i=i: x[i : i + 1], state.agent.learner.params)
+        assert_equal(mine, single._agents.learner.params)
+
+
+def test_a_run_that_is_killed_before_its_first_checkpoint_starts_from_there_again(
+    single: nextpolicy.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(*arguments: Any, **named: Any) -> None:
+        raise Killed
+
+    fields = {**FIELDS, "seeds": 1, "init_from": str(single.path)}
+    whole = nextpolicy.train(**fields, out=tmp_path / "whole")
+    cold = nextpolicy.train(**{**fields, "init_from": ""}, out=tmp_path / "cold")
+    assert not np.array_equal(whole.metrics["entropy"], cold.metrics["entropy"])
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "run_block", kill)
+        with pytest.raises(Killed):
+            nextpolicy.train(**fields, out=tmp_path / "cut")
+    assert_same_run(nextpolicy.resume(tmp_path / "cut", quiet=True), whole)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"init_from": "nowhere"}, "init_from: run: expected a run folder, got nowhere"),
+        ({"seeds": 3}, "init_from: expected a run with 1 or 3 members, got .*source with 2"),
+        ({"hidden": (16,)}, "init_from: expected networks and normalisation like this run's, got others in .*source"),
+        ({"normalise_obs": False}, "init_from: expected networks and normalisation like this run's"),
+        ({"env": "gymnax/Acrobot-v1"}, "init_from: expected networks and normalisation like this run's"),
+    ],
+)
+def test_what_cannot_be_taken_over_is_one_line_before_anything_is_written(
+    source: nextpolicy.Run, tmp_path: Path, fields: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words) as refusal:
+        nextpolicy.train(**{**FIELDS, "seeds": 2, "init_from": str(source.path), **fields}, out=tmp_path / "run")
+    assert len(str(refusal.value).splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_objects_that_are_not_stored_are_refused(source: nextpolicy.Run, tmp_path: Path) -> None:
+    copy = shutil.copytree(source.path, tmp_path / "own")
+    text = (copy / "config.json").read_text()
+    (copy / "config.json").write_text(text.replace('"custom": []', '"custom": ["actor"]'))
+    assert RunFolder.open(copy).raw_config()["custom"] == ["actor"]
+    with pytest.raises(ConfigError, match=r"init_from: .*own was trained with objects passed from Python"):
+        nextpolicy.train(**{**FIELDS, "seeds": 2, "init_from": str(copy)}, out=tmp_path / "run")
