@@ -21,6 +21,7 @@ from nextpolicy.tabular import four_rooms_mdp
 
 from .helpers import made_up_study
 
+pytestmark = pytest.mark.quick_compilation
 ROUNDS = 6
 
 
