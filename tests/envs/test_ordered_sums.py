@@ -152,7 +152,7 @@ def test_brax_steps_without_a_scatter_add(name: str, backend: str | None) -> Non
 
 def test_brax_steps_the_same() -> None:
     env = brax.make("inverted_pendulum")  # the fastest to compile
-    start = env._start(jax.random.split(jax.random.key(0), 3))[0]
+    start = jax.jit(env._start)(jax.random.split(jax.random.key(0), 3))[0]
     action = jnp.full((3, *env.spec.action.shape), 0.3)
     plain = jax.vmap(env._step_one)
     assert scatter_adds(plain, start, action) > 0
