@@ -250,7 +250,12 @@ def test_two_processes_write_one_run(tmp_path: Path) -> None:
     joint_command += ["--num-processes", "2", "--process-id"]
     few = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # what is compared is how the work was shared out
     flags = "--xla_cpu_use_fusion_emitters=false"
-    pipes = {"env": environment(**few, XLA_FLAGS=flags), "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    pipes = {
+        "env": environment(**few, XLA_FLAGS=flags),
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "text": True,
+    }
     with (
         subprocess.Popen([*joint_command, "0"], **pipes) as first,
         subprocess.Popen([*joint_command, "1"], **pipes) as second,
