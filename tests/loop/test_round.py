@@ -253,7 +253,7 @@ def test_the_gradient_is_ppos(x64: None, kind: str) -> None:
 @pytest.mark.parametrize(
     ("env", "fields"),
     [
-        ("four-rooms", {"torso": "mlp"}),
+        pytest.param("four-rooms", {"torso": "mlp"}, marks=quick),  # the layers of the other, without its convolution
         ("four-rooms", {"torso": "small-cnn", "layer_norm": True, "activation": "relu"}),
     ],
 )
