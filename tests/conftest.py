@@ -10,12 +10,13 @@ Third-party environments do not all keep these rules. A test that runs one of th
 Both markers work on a test, a class or (as `pytestmark`) a module. Warnings are errors by `pyproject.toml`; the
 few exceptions, all raised inside other people's packages, stand in `_THIRD_PARTY_WARNINGS`.
 
-Compiling is what takes time. Compiled programs are kept between tests and between runs of the tests. A module that
-tests what happens around them, and compares no two different programs bit for bit, says
+Compiling is what takes time. Compiled programs are kept between tests and between runs of the tests. What tests the
+things around them, or compares numbers to a tolerance, and compares no two different programs bit for bit, says
 
     pytestmark = pytest.mark.quick_compilation
 
-and XLA compiles with few optimisations, two to four times as fast.
+for a module, or has that marker on a test; `quick_compilation(False)` takes it back for one test of such a module.
+XLA then compiles with few optimisations, two to four times as fast. Slow tests, which train for long, are optimised.
 """
 
 from __future__ import annotations
@@ -67,15 +68,33 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the markers of this file and the exceptions to warnings-are-errors."""
     config.addinivalue_line("markers", "allow_rank_promotion: runs third-party code that broadcasts ranks silently")
     config.addinivalue_line("markers", "allow_key_reuse: runs third-party code that consumes a PRNG key twice")
-    config.addinivalue_line("markers", "quick_compilation: (modules) compiles with few optimisations")
+    config.addinivalue_line("markers", "quick_compilation: compiles with few optimisations")
     config.addinivalue_line("markers", "no_cover: left out of the coverage figure; known also without pytest-cov")
     for rule in _THIRD_PARTY_WARNINGS:
         config.addinivalue_line("filterwarnings", rule)
 
 
+def _quick(item: pytest.Item) -> bool:
+    marker = item.get_closest_marker("quick_compilation")
+    return marker is not None and marker.args != (False,) and item.get_closest_marker("slow") is None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules that compile alike follow one another: a change empties what is compiled in memory."""
-    items.sort(key=lambda item: item.get_closest_marker("quick_compilation") is None)
+    """Tests that compile alike follow one another: a change empties what is compiled in memory."""
+    items.sort(key=lambda item: not _quick(item))
+
+
+_compile = jax.stages.Lowered.compile
+_compile_quickly = partialmethod(_compile, {"xla_cpu_use_fusion_emitters": False})  # training's, compiled by hand
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Compile as in production, unless the test lifts the rule; before fixtures of any scope compile something."""
+    if jax.config.values["jax_disable_most_optimizations"] and not _quick(item):
+        jax.clear_caches()  # no test of production's programs is served one compiled with few optimisations
+    jax.config.update("jax_disable_most_optimizations", _quick(item))
+    jax.stages.Lowered.compile = _compile_quickly if _quick(item) else _compile  # type: ignore[assignment]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -85,20 +104,6 @@ def _compiled_programs(request: pytest.FixtureRequest) -> None:
     if cache is not None:  # None with pytest -p no:cacheprovider
         jax.config.update("jax_compilation_cache_dir", str(cache.mkdir("xla")))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _optimisations(request: pytest.FixtureRequest, _compiled_programs: None) -> Iterator[None]:
-    """As in production, unless the module lifts the rule; production's are not served what was compiled with few."""
-    few = request.node.get_closest_marker("quick_compilation") is not None
-    if jax.config.values["jax_disable_most_optimizations"] and not few:
-        jax.clear_caches()
-    jax.config.update("jax_disable_most_optimizations", few)
-    with pytest.MonkeyPatch.context() as patch:
-        if few:  # the programs of training, which are compiled by hand
-            options = {"xla_cpu_use_fusion_emitters": False}
-            patch.setattr(jax.stages.Lowered, "compile", partialmethod(jax.stages.Lowered.compile, options))
-        yield
 
 
 @pytest.fixture(autouse=True)

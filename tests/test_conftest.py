@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partialmethod
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -61,3 +63,16 @@ def test_double_precision_is_off_without_the_fixture():
 def test_programs_are_optimised_as_in_production_without_the_marker():
     assert not jax.config.values["jax_disable_most_optimizations"]
     assert jax.stages.Lowered.compile.__qualname__ == "Lowered.compile"
+
+
+@pytest.mark.quick_compilation
+def test_programs_are_compiled_with_few_optimisations_with_the_marker():
+    assert jax.config.values["jax_disable_most_optimizations"]
+    assert isinstance(vars(jax.stages.Lowered)["compile"], partialmethod)
+
+
+@pytest.mark.quick_compilation
+class TestOfAQuickClass:
+    @pytest.mark.quick_compilation(False)
+    def test_the_marker_can_be_taken_back(self):
+        assert not jax.config.values["jax_disable_most_optimizations"]

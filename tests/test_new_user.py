@@ -159,6 +159,7 @@ def interrupted(out: Path, fields: dict[str, Any]) -> tuple[int, str]:
     return process.returncode, said
 
 
+@pytest.mark.slow  # run/test_bad_days.py has it in parts: a signal, a process that gets one, a resume
 def test_ctrl_c_and_resume_equal_an_undisturbed_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     fields: dict[str, Any] = {**TINY, "hidden": 8, "total_env_steps": 8 * 16 * 20, "block_rounds": 1, "devices": 1}
     out = tmp_path / "stopped"

@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 
 from nextpolicy.core import minibatch
 
+pytestmark = pytest.mark.quick_compilation
+indices = jax.jit(minibatch.indices, static_argnums=(1, 2, 3))
+
 
 @given(
     seed=st.integers(0, 2**31 - 1),
@@ -20,7 +23,7 @@ from nextpolicy.core import minibatch
 )
 def test_each_epoch_is_a_permutation(seed, size, minibatches, epochs):
     batch_size = size * minibatches
-    got = np.asarray(minibatch.indices(jax.random.key(seed), batch_size, epochs, minibatches))
+    got = np.asarray(indices(jax.random.key(seed), batch_size, epochs, minibatches))
     assert got.shape == (epochs, minibatches, size)
     for epoch in got.reshape(epochs, -1):
         assert sorted(epoch) == list(range(batch_size))
@@ -40,7 +43,7 @@ def test_samples_mix_between_epochs_one_by_one():
 
 @pytest.mark.parametrize("size", [2**16 - 1, 2**16, 2**16 + 1])
 def test_large_batches_are_permuted_too(size):
-    first, second = np.asarray(minibatch.indices(jax.random.key(0), size, 2, 1)).reshape(2, size)
+    first, second = np.asarray(indices(jax.random.key(0), size, 2, 1)).reshape(2, size)
     assert np.array_equal(np.sort(first), np.arange(size))
     assert np.array_equal(np.sort(second), np.arange(size))
     assert np.mean(first == second) < 0.001

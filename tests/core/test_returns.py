@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from nextpolicy.core import returns
 
+pytestmark = pytest.mark.quick_compilation
 KINDS = ("paper", "retrace", "vtrace")
 
 
@@ -148,6 +149,7 @@ def test_one_recursion_gives_both_results_on_policy(x64, kind, steps, rho_min, r
     assert_close(advantage, advantage_by_sums(kind, ones, *rest, **options))
 
 
+@pytest.mark.quick_compilation(False)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("steps", [5, 40])
 def test_one_recursion_rounds_as_two_do(kind, steps):

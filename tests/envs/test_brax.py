@@ -16,7 +16,7 @@ import pytest
 
 from nextpolicy.envs import brax, build
 
-pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse]
+pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse, pytest.mark.quick_compilation]
 
 
 class _OnDemand:
@@ -106,6 +106,7 @@ def test_cached_restarts_return_to_the_first_state():
     np.testing.assert_array_equal(taken, np.where(finish, first, np.nan))
 
 
+@pytest.mark.quick_compilation(False)
 def test_members_of_a_population_move_their_own_rings():
     env, finish = on_demand(), np.random.default_rng(2).random((20, 2, 17)) < 0.2
 

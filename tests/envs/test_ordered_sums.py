@@ -12,7 +12,7 @@ import pytest
 from nextpolicy.envs import brax
 from nextpolicy.envs.ordered_sums import LARGEST, ordered
 
-pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse]
+pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse, pytest.mark.quick_compilation]
 
 ROWS, LINKS = 6, 4
 INDEX = np.array([2, 0, 2, 2, 3, 0])
@@ -101,6 +101,7 @@ def test_mapped_over_environments_and_differentiated() -> None:
     np.testing.assert_allclose(loss(ordered(add))(DATA), loss(add)(DATA), rtol=1e-5)
 
 
+@pytest.mark.quick_compilation(False)
 def test_nothing_spreads_from_rows_that_are_not_added() -> None:
     data = DATA.copy()
     data[INDEX == 2] = [np.nan, np.inf, -np.inf]
@@ -151,7 +152,7 @@ def test_brax_steps_without_a_scatter_add(name: str, backend: str | None) -> Non
 
 def test_brax_steps_the_same() -> None:
     env = brax.make("inverted_pendulum")  # the fastest to compile
-    start = env._start(jax.random.split(jax.random.key(0), 3))[0]
+    start = jax.jit(env._start)(jax.random.split(jax.random.key(0), 3))[0]
     action = jnp.full((3, *env.spec.action.shape), 0.3)
     plain = jax.vmap(env._step_one)
     assert scatter_adds(plain, start, action) > 0

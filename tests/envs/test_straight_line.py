@@ -165,7 +165,7 @@ def rollout(env, function):
     return steps(jax.random.key(0))
 
 
-@pytest.mark.parametrize("game", ["Asterix", "Breakout", "SpaceInvaders"])
+@pytest.mark.parametrize("game", [pytest.param("Asterix", marks=pytest.mark.slow), "Breakout", "SpaceInvaders"])
 @pytest.mark.quick_compilation
 def test_games_are_the_same_bit_for_bit(game):
     made = lambda: gymnax.make(f"{game}-MinAtar")  # noqa: E731

@@ -18,6 +18,7 @@ from nextpolicy.experiments.suite import Suite, slug
 from nextpolicy.experiments.task import EVALUATION, Task, open_folder, state_of
 from nextpolicy.run import api
 
+pytestmark = pytest.mark.quick_compilation
 TINY = {"total_env_steps": 64, "num_envs": 4, "rollout_length": 8, "minibatch_size": 32, "hidden": (8,)}
 
 

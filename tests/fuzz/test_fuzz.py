@@ -82,7 +82,7 @@ def judged(inputs: Iterator[Any], count: int, answer: Callable[[Any], int], prec
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize("count", [400, pytest.param(10_000, marks=SLOW)])
+@pytest.mark.parametrize("count", [150, pytest.param(10_000, marks=SLOW)])
 def test_command_lines(place: Path, count: int) -> None:
     judged(command_lines.lines(1, count), count, main, place / "precious", place / "work")
 

@@ -12,6 +12,7 @@ import nextpolicy
 from nextpolicy.loop.episodes import Running, Tally, account, clip_reward, count
 from nextpolicy.types import Step
 
+pytestmark = pytest.mark.quick_compilation
 N, T = 3, 40
 
 

@@ -15,9 +15,9 @@ from nextpolicy.config import FIELDS, TrainConfig
 from nextpolicy.loop.population import member_init, member_round
 from nextpolicy.run.job import make_job
 
-from .helpers import QUICK, build, compiled_quickly, differ, fetch, run, tiny
+from .helpers import QUICK, build, differ, fetch, run, tiny
 
-pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse]
+pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse, pytest.mark.quick_compilation]
 
 ROUNDS = 6
 # Continuous actions, rewards and observations that vary, episodes that are cut: everything has something to act on.
@@ -137,16 +137,14 @@ def test_a_run_repeats_itself() -> None:
 def test_warm_up_rounds_are_not_learned_from() -> None:
     """After one round, the agent has learned in one round."""
     for steps in (0, 8, 24):
-        with compiled_quickly():
-            state, _ = run(*build(configuration(warmup_steps=steps, normalise_obs=True)), [1])
+        state, _ = run(*build(configuration(warmup_steps=steps, normalise_obs=True)), [1])
         assert np.unique(state.agent.round) == [1], steps
 
 
 def test_warm_up_matters() -> None:
     states = {}
     for steps in (0, 8):
-        with compiled_quickly():
-            states[steps], _ = run(*build(configuration(warmup_steps=steps, normalise_obs=True)), [1])
+        states[steps], _ = run(*build(configuration(warmup_steps=steps, normalise_obs=True)), [1])
     assert differ(states[0].agent.learner.params, states[8].agent.learner.params)
     # One round of 32 steps, and 8 steps of 4 environments before it.
     assert states[0].agent.learner.obs_stats.samples == 32

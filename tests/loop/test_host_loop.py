@@ -39,7 +39,7 @@ from host_toys import Bandit, Counter, Spaces
 # The same for as many tests as possible: programs that are equal are compiled once.
 BASE: dict[str, Any] = {"normalise_obs": True, "normalise_reward": True, "total_env_steps": 32 * 30}
 # The key checker loses track of keys that are stacked over members; the device program's own tests check the keys.
-pytestmark = pytest.mark.allow_key_reuse
+pytestmark = [pytest.mark.allow_key_reuse, pytest.mark.quick_compilation]
 MODES = ["same-step", "next-step"]
 # Fields that shape no program: members' numbers, the environment (its spaces do), and what happens between blocks.
 DATA = {"env", "env_options", "warmup_steps", "total_env_steps", "algo", "seeds", "sweep", "population", "devices"}

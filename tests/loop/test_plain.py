@@ -17,7 +17,8 @@ from nextpolicy.types import Rollout
 from .helpers import assert_close, assert_same, member, tiny, train
 from .test_round import NOTHING, N, T, hypers_of, make_rollout, setup_of
 
-LONG = {"algo": ("ppo",), "normalise_obs": True, "normalise_reward": True}
+pytestmark = pytest.mark.quick_compilation
+LONG = {"algo": ("ppo",), "normalise_obs": True, "normalise_reward": True, "epochs": 1}
 
 
 def learned(setup: Setup, hypers: Any, agent: Any, data: Rollout, target: Any) -> Any:

@@ -248,7 +248,14 @@ def test_two_processes_write_one_run(tmp_path: Path) -> None:
     command += [word for k, v in fields.items() for word in (f"--{k.replace('_', '-')}", str(v))]
     joint_command = [*command, "--out", str(tmp_path / "joint"), "--coordinator", f"127.0.0.1:{port}"]
     joint_command += ["--num-processes", "2", "--process-id"]
-    pipes = {"env": environment(), "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    few = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # what is compared is how the work was shared out
+    flags = "--xla_cpu_use_fusion_emitters=false"
+    pipes = {
+        "env": environment(**few, XLA_FLAGS=flags),
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "text": True,
+    }
     with (
         subprocess.Popen([*joint_command, "0"], **pipes) as first,
         subprocess.Popen([*joint_command, "1"], **pipes) as second,
@@ -259,7 +266,7 @@ def test_two_processes_write_one_run(tmp_path: Path) -> None:
             first.kill()
             second.kill()
     assert [first.returncode, second.returncode] == [0, 0], outputs
-    two_devices = environment(XLA_FLAGS="--xla_force_host_platform_device_count=2")
+    two_devices = environment(**few, XLA_FLAGS=f"{flags} --xla_force_host_platform_device_count=2")
     subprocess.run([*command, "--out", str(tmp_path / "alone")], env=two_devices, check=True, timeout=200)
     import nextpolicy
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ from nextpolicy.types import Episodes, Networks, PolicySnapshot, Rollout, Step
 from .helpers import QUICK, assert_close, assert_same, build, fetch, member, run, tiny, train
 
 T, N, FEATURES, ACTIONS = 8, 4, 3, 3
+quick = pytest.mark.quick_compilation
 
 
 # --- an independent PPO in float64, and networks in float64 for both to use ---
@@ -150,11 +152,12 @@ class WrittenPPO:
     """Adam with bias correction after a clip of the global norm, in NumPy."""
 
     def __init__(self, config: Any, kind: str, params: Any, rounds: int) -> None:
-        self.c, self.kind, self.rounds, self.steps = config, kind, rounds, 0
+        self.c, self.rounds, self.steps = config, rounds, 0
         self.params = jax.tree.map(np.asarray, params)
         self.m = jax.tree.map(np.zeros_like, self.params)
         self.v = jax.tree.map(np.zeros_like, self.params)
         self.grads: list[Any] = []
+        self.gradient = jax.jit(jax.grad(partial(written_loss, config, kind)))
 
     def round(self, index: int, data: Rollout, order: np.ndarray) -> None:
         c = self.c
@@ -167,8 +170,7 @@ class WrittenPPO:
         # Progress is a float32 in any precision.
         rate = c.learning_rate + float(np.float32(index / self.rounds)) * (c.learning_rate_final - c.learning_rate)
         for samples in order:
-            loss = lambda p, s=samples: written_loss(c, self.kind, p, *(x[s] for x in flat))  # noqa: E731
-            self.step(jax.tree.map(np.asarray, jax.grad(loss)(self.params)), rate)
+            self.step(jax.tree.map(np.asarray, self.gradient(self.params, *(x[samples] for x in flat))), rate)
 
     def step(self, grads: Any, rate: float) -> None:
         self.grads.append(grads)
@@ -190,6 +192,7 @@ def assert_alike(got: Any, expected: Any) -> None:
     assert shapes[0] == shapes[1]
 
 
+@quick
 @pytest.mark.parametrize("as_one_vector", [False, True], ids=["as-it-is", "one-vector"])
 @pytest.mark.parametrize("kind", ["categorical", "gaussian"])
 def test_with_the_gate_open_a_round_is_ppo(
@@ -223,6 +226,7 @@ def test_with_the_gate_open_a_round_is_ppo(
     assert max(norms) > 0.4, "no gradient was ever clipped"
 
 
+@quick
 @pytest.mark.parametrize("kind", ["categorical", "gaussian"])
 def test_the_gradient_is_ppos(x64: None, kind: str) -> None:
     setup = setup_of(kind, minibatch_size=32, epochs=1)
@@ -235,13 +239,12 @@ def test_the_gradient_is_ppos(x64: None, kind: str) -> None:
     obs, sample = minibatch.flatten(
         (data.obs, ppo._Sample(data.action, data.behaviour_log_prob, *targets[:3], data.valid))
     )
-    grads, _ = jax.grad(lambda p: objective(setup, hypers, agent, p, obs, sample), has_aux=True)(moved)
+    grads, _ = jax.jit(jax.grad(lambda p: objective(setup, hypers, agent, p, obs, sample), has_aux=True))(moved)
     value, advantage, y = written_gae(hypers.algorithm, agent.learner.params, data)
     flat = [np.asarray(x).reshape(T * N, *np.shape(x)[2:]) for x in (*data[:1], data.action, data.behaviour_log_prob)]
     flat += [x.reshape(-1) for x in (value, y, advantage / (advantage.std() + 1e-8))]
-    assert_close(
-        grads, jax.grad(lambda p: written_loss(hypers.algorithm, kind, p, *flat))(moved), rtol=1e-9, atol=1e-12
-    )
+    expected = jax.jit(jax.grad(lambda p: written_loss(hypers.algorithm, kind, p, *flat)))(moved)
+    assert_close(grads, expected, rtol=1e-9, atol=1e-12)
 
 
 # --- the first ratios are 1 ---
@@ -250,7 +253,7 @@ def test_the_gradient_is_ppos(x64: None, kind: str) -> None:
 @pytest.mark.parametrize(
     ("env", "fields"),
     [
-        ("four-rooms", {"torso": "mlp"}),
+        pytest.param("four-rooms", {"torso": "mlp"}, marks=quick),  # the layers of the other, without its convolution
         ("four-rooms", {"torso": "small-cnn", "layer_norm": True, "activation": "relu"}),
     ],
 )
@@ -261,6 +264,7 @@ def test_first_ratios_are_exactly_one_on_tabulated_observations(env: str, fields
     np.testing.assert_array_equal(metrics["approx_kl"], 0.0)
 
 
+@quick
 @pytest.mark.parametrize("env", ["probe/action-observation", "probe/action-observation-continuous"])
 def test_first_ratios_are_one_to_rounding(env: str) -> None:
     config = tiny(env=env, clip=1e-5, epochs=1, minibatch_size=32, normalise_obs=True)
@@ -274,6 +278,7 @@ OPEN = {"static_k": 1, "delta_v": float("inf"), "k_min": 1, "k_max": 33}
 
 
 # The key checker loses track of keys that vmap moves through a scan; the unmapped program passes it.
+@quick
 @pytest.mark.parametrize("population", ["map", pytest.param("force-vmap", marks=pytest.mark.allow_key_reuse)])
 def test_open_gates_are_one_algorithm_in_one_population(population: str) -> None:
     config = tiny(algo=("ppo", "sv-static", "sv-dynamic"), population=population, normalise_obs=True, **OPEN)
@@ -329,6 +334,7 @@ def test_the_held_target_is_frozen_to_the_last_bit_while_statistics_move() -> No
     assert [d == 0.0 for d in seen] == [i % 4 == 0 for i in range(12)]
 
 
+@quick
 @pytest.mark.parametrize(("k", "rounds"), [(8, 20), (8, 24), (3, 20)])
 def test_static_k_accepts_once_in_k_rounds(k: int, rounds: int) -> None:
     _, metrics = train(tiny(algo=("sv-static",), static_k=k), [rounds])
@@ -351,6 +357,7 @@ def target_log_prob(setup: Setup, agent: Any, data: Rollout) -> Any:
     return setup.networks.policy(agent.target)(data.obs).log_prob(data.action)
 
 
+@quick
 @pytest.mark.parametrize("kind", ["none", "scale", "standardise"])
 def test_advantage_norm(x64: None, kind: str) -> None:
     got = {}
@@ -371,6 +378,7 @@ def test_advantage_norm(x64: None, kind: str) -> None:
     assert abs(raw.std() - 1) > 1e-3
 
 
+@quick
 def test_truncation_bootstraps_or_counts_as_death(x64: None) -> None:
     got = {}
     for kind in ("bootstrap", "terminal"):
@@ -390,6 +398,7 @@ def test_truncation_bootstraps_or_counts_as_death(x64: None) -> None:
     np.testing.assert_array_equal(difference[after_last_cut], 0.0)
 
 
+@quick
 def test_diff_is_the_change_towards_the_target_or_of_the_network(x64: None) -> None:
     for kind in ("target", "network"):
         setup = setup_of(diff_kind=kind, algo=("sv-dynamic",))
@@ -402,6 +411,7 @@ def test_diff_is_the_change_towards_the_target_or_of_the_network(x64: None) -> N
         np.testing.assert_allclose(metrics["diff_scale"], np.mean(np.abs(targets.value_target)), rtol=1e-12)
 
 
+@quick
 def test_metrics_of_ratios_and_divergences(x64: None) -> None:
     setup = setup_of(rho_min=0.5, rho_max=1.5, algo=("sv-dynamic",), k_min=1, k_max=1)
     hypers, agent, data = off_policy(setup)
@@ -437,6 +447,7 @@ def poisoned(data: Rollout, valid: np.ndarray, poison: float) -> Rollout:
     return jax.tree.map(spoil, data)._replace(valid=jnp.asarray(valid))
 
 
+@quick
 def test_masked_steps_reach_nothing() -> None:
     setup = setup_of("gaussian", algo=("sv-dynamic",), normalise_obs=True, normalise_reward=True)
     hypers, agent, data = off_policy(setup)
@@ -459,6 +470,7 @@ def test_masked_steps_reach_nothing() -> None:
     assert float(results[0][1]["diff"]) != float(learn(agent, data._replace(valid=jnp.ones((T, N), bool)))[1]["diff"])
 
 
+@quick
 def test_the_masked_gradient_is_that_of_the_valid_samples(x64: None) -> None:
     setup = setup_of("gaussian", minibatch_size=32, epochs=1)
     hypers, agent, data = off_policy(setup)
@@ -469,7 +481,7 @@ def test_the_masked_gradient_is_that_of_the_valid_samples(x64: None) -> None:
     )
     obs, kept = jax.tree.map(lambda x: x[valid.reshape(-1)], sample)
     kept = (obs, kept._replace(valid=None))
-    gradient = jax.grad(lambda p, batch: objective(setup, hypers, agent, p, *batch), has_aux=True)
+    gradient = jax.jit(jax.grad(lambda p, batch: objective(setup, hypers, agent, p, *batch), has_aux=True))
     assert_close(gradient(agent.learner.params, sample), gradient(agent.learner.params, kept), rtol=1e-10, atol=1e-14)
 
 
@@ -497,6 +509,7 @@ class NextStepReset:
         return age, step
 
 
+@quick
 def test_artefacts_of_an_environment_reach_no_metric() -> None:
     config = tiny(algo=("sv-dynamic",), normalise_obs=True, normalise_reward=True, warmup_steps=5)
     env = NextStepReset()
@@ -514,6 +527,7 @@ def test_artefacts_of_an_environment_reach_no_metric() -> None:
     assert all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(fetch(state.agent.learner.params)))
 
 
+@quick
 def test_blocks_report_the_round_they_belong_to() -> None:
     job, program = build(tiny(algo=("ppo",), learning_rate=1.0, learning_rate_final=0.0))
     state, metrics = run(job, program, [3, 5])

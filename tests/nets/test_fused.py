@@ -17,6 +17,8 @@ from nextpolicy.envs.base import Box, Discrete, EnvSpec
 from nextpolicy.nets import build, fused, fusion, kernels
 from nextpolicy.types import PolicySnapshot
 
+pytestmark = pytest.mark.quick_compilation
+
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,21 +90,23 @@ def test_outputs_and_gradients_follow_the_equations(sizes: tuple[int, ...], samp
 def test_relu_passes_gradients_where_it_passed_values() -> None:
     layers = network((6, 16, 32, 2))
     x = np.random.default_rng(2).normal(size=(40, 6)).astype(np.float32)
-    out, back = jax.vjp(lambda layers: run(layers, x, "relu"), layers)
+    total = lambda layers: (lambda out: (jnp.sum(out), out))(run(layers, x, "relu"))  # noqa: E731
+    got_gradients, out = jax.jit(jax.grad(total, has_aux=True))(layers)
     expected, gradients, _ = reference(layers, x, np.ones((40, 2)), "relu")
     close(out, expected)
     # A unit near zero may fall on either side in bfloat16: its gradient is then all there or not at all.
-    for got, right in zip(jax.tree.leaves(back(jnp.ones((40, 2)))[0]), jax.tree.leaves(gradients), strict=True):
+    for got, right in zip(jax.tree.leaves(got_gradients), jax.tree.leaves(gradients), strict=True):
         close(got, right, 0.15)
 
 
+@pytest.mark.quick_compilation(False)
 def test_members_keep_to_themselves() -> None:
     layers = network((11, 32, 32, 3), members=3)
     x = jnp.asarray(np.random.default_rng(3).normal(size=(3, 2, 40, 11)), jnp.float32)
-    together = jax.vmap(run)(layers, x)
+    together = jax.jit(jax.vmap(run))(layers, x)
     assert together.shape == (3, 2, 40, 3)
     for member in range(3):
-        alone = run(jax.tree.map(lambda a, m=member: a[m], layers), x[member])
+        alone = jax.jit(run)(jax.tree.map(lambda a, m=member: a[m], layers), x[member])
         np.testing.assert_array_equal(together[member], alone)
 
 
@@ -120,8 +124,8 @@ def test_several_networks_side_by_side_are_what_each_is_alone(width: int) -> Non
         outs = [run(layers, x) for layers in networks]
         return sum(jnp.sum(w * out) for w, out in zip(weights, outs, strict=True)), outs
 
-    (_, outs), gradients = jax.value_and_grad(together, has_aux=True)(networks)
-    (_, expected), expected_gradients = jax.value_and_grad(apart, has_aux=True)(networks)
+    (_, outs), gradients = jax.jit(jax.value_and_grad(together, has_aux=True))(networks)
+    (_, expected), expected_gradients = jax.jit(jax.value_and_grad(apart, has_aux=True))(networks)
     for got, right in zip(
         jax.tree.leaves((outs, gradients)), jax.tree.leaves((expected, expected_gradients)), strict=True
     ):
@@ -149,11 +153,11 @@ def test_the_built_networks_are_those_flax_builds(action: Any, monkeypatch: pyte
     monkeypatch.setattr(fusion, "on_gpu", lambda: True)
     monkeypatch.setattr(kernels, "tensor_cores", lambda: True)
     quick = build.build(spec, config)
-    params = plain.init(jax.random.key(0))
+    params = jax.jit(plain.init)(jax.random.key(0))
     obs = jax.random.normal(jax.random.key(1), (4, 5, 2, 3))
     stats = running_stats.of_batch(2.0 + 3.0 * jax.random.normal(jax.random.key(2), (50, 2, 3)))
     snapshot = PolicySnapshot(params["actor"], stats)
-    pairs = [(n.policy(snapshot)(obs), n.value(params, stats)(obs)) for n in (plain, quick)]
+    pairs = [jax.jit(lambda n=n: (n.policy(snapshot)(obs), n.value(params, stats)(obs)))() for n in (plain, quick)]
     for a, b in zip(jax.tree.leaves(pairs[0]), jax.tree.leaves(pairs[1]), strict=True):
         assert a.shape == b.shape
         np.testing.assert_allclose(a, b, atol=0.03)
@@ -161,7 +165,8 @@ def test_the_built_networks_are_those_flax_builds(action: Any, monkeypatch: pyte
     assert plain.fused_actor_critic is None
     assert quick.fused_actor_critic is not None
     for n, pair in ((plain, pairs[0]), (quick, pairs[1])):
-        for a, b in zip(jax.tree.leaves(n.actor_critic(params, stats)(obs)), jax.tree.leaves(pair), strict=True):
+        both = jax.jit(n.actor_critic(params, stats))(obs)
+        for a, b in zip(jax.tree.leaves(both), jax.tree.leaves(pair), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     for own in ({"critic": nn.Dense(1)}, {"actor": nn.Dense(3)}):
         assert build.build(spec, config, **own).fused_actor_critic is None, "a caller's module is not ours to fuse"

@@ -27,11 +27,11 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 def network(image: Image, hidden: tuple[int, ...], actions: int, norm: bool, seed: int = 0) -> CNN:
     """Random layers. The shifts are positive, so that few units are near the kink of relu."""
     rng = np.random.default_rng(seed)
-    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
 
     def layer(a: int, b: int, norm: bool) -> Layer:
         affine = (1.0 + 0.3 * draw(b), 0.5 + 0.3 * draw(b)) if norm else ()
-        return Layer(draw(a, b) / np.sqrt(a), 0.3 * draw(b), *affine)
+        return Layer(*map(jnp.asarray, (draw(a, b) / a**0.5, 0.3 * draw(b), *affine)))
 
     height, width, channels = image
     sizes = ((height - 2) * (width - 2) * 16, *hidden)
@@ -80,6 +80,7 @@ CASES = {
 }
 
 
+@pytest.mark.quick_compilation
 @pytest.mark.parametrize(("image", "hidden", "norm", "activation", "samples"), CASES.values(), ids=CASES)
 def test_outputs_and_gradients_follow_the_equations(
     image: Image, hidden: tuple[int, ...], norm: bool, activation: str, samples: int
@@ -93,9 +94,9 @@ def test_outputs_and_gradients_follow_the_equations(
 
     (_, out), gradients = jax.jit(jax.value_and_grad(total, has_aux=True))(net)
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
-        wide = jax.tree.map(lambda a: jnp.asarray(np.float64(a)), net)
+        wide = jax.tree.map(np.float64, net)
         exact = lambda net: (lambda out: (jnp.sum(out * weight), out))(reference(net, np.float64(x), activation))  # noqa: E731
-        (_, expected), expected_gradients = jax.value_and_grad(exact, has_aux=True)(wide)
+        (_, expected), expected_gradients = jax.jit(jax.value_and_grad(exact, has_aux=True))(wide)
     assert out.dtype == jnp.float32
     close(out, expected, 0.01)
     # A relu unit near zero may fall on either side in bfloat16: its gradient is then all there or not at all.
@@ -109,17 +110,20 @@ def test_networks_and_members_keep_to_themselves() -> None:
     image, members = (5, 6, 2), 2
     nets = [[network(image, (16,), actions, True, seed=7 * m + actions) for actions in (3, 1)] for m in range(members)]
     x = jnp.stack([images(image, 20, seed=m) for m in range(members)])
-    run = lambda nets, x: fused_cnn.bind(nets, image, "relu")(x)  # noqa: E731
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *nets)
-    loss = lambda nets, x: sum(jnp.sum(out**2) for out in run(nets, x))  # noqa: E731
-    gradient = jax.jit(jax.grad(loss))
-    together, gradients = jax.vmap(run)(stacked, x), jax.jit(jax.vmap(jax.grad(loss)))(stacked, x)
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *nets)
+
+    def loss(nets: list[CNN], x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+        outs = fused_cnn.bind(nets, image, "relu")(x)
+        return sum(jnp.sum(out**2) for out in outs), outs
+
+    gradient = jax.grad(loss, has_aux=True)
+    run = jax.jit(gradient)
+    gradients, together = jax.jit(jax.vmap(gradient))(stacked, x)
     for m in range(members):
         for i in range(2):
-            (alone,) = run([nets[m][i]], x[m])
+            (own,), (alone,) = run([nets[m][i]], x[m])
             assert together[i][m].shape == alone.shape == (20, (3, 1)[i])
             np.testing.assert_array_equal(together[i][m], alone)
-            own = gradient([nets[m][i]], x[m])[0]
             mine = jax.tree.map(lambda a, m=m: a[m], gradients[i])
             for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(own), strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
@@ -128,9 +132,9 @@ def test_networks_and_members_keep_to_themselves() -> None:
 def test_leading_axes_and_observations_without_gradient() -> None:
     image = (5, 6, 2)
     net, x = network(image, (16,), 3, True), images(image, 12).astype(jnp.float32)
-    run = lambda x: fused_cnn.bind([net], image, "relu")(x)[0]  # noqa: E731
+    run = jax.jit(lambda x: fused_cnn.bind([net], image, "relu")(x)[0])
     np.testing.assert_array_equal(run(x.reshape(3, 4, *image)).reshape(12, 3), run(x))
-    assert np.isnan(jax.grad(lambda x: jnp.sum(run(x)))(x)).all(), "a wrong gradient would pass unnoticed"
+    assert np.isnan(jax.jit(jax.grad(lambda x: jnp.sum(run(x))))(x)).all(), "a wrong gradient would pass unnoticed"
 
 
 def test_windows_cover_each_pixel_once_and_stay_within_the_padded_sample() -> None:
@@ -163,6 +167,7 @@ def test_it_says_which_networks_it_supports(monkeypatch: pytest.MonkeyPatch) -> 
         assert not fused_cnn.supported(image, hidden, actions, activation)
 
 
+@pytest.mark.quick_compilation
 @pytest.mark.parametrize("norm", [True, False], ids=["LayerNorm", "no LayerNorm"])
 def test_the_built_networks_are_those_flax_builds(norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = EnvSpec("x", (6, 7, 2), Discrete(3), np.dtype(bool))
@@ -171,14 +176,14 @@ def test_the_built_networks_are_those_flax_builds(norm: bool, monkeypatch: pytes
     monkeypatch.setattr(fusion, "on_gpu", lambda: True)
     monkeypatch.setattr(kernels, "large_shared_memory", lambda: True)
     quick = build.build(spec, config)
-    params = jax.tree.map(lambda p: p + 0.1, plain.init(jax.random.key(0)))
+    params = jax.tree.map(lambda p: np.asarray(p) + np.float32(0.1), jax.jit(plain.init)(jax.random.key(0)))
     obs = images((6, 7, 2), 20).reshape(4, 5, 6, 7, 2)
     for name, run in {
         "policy": lambda n: n.policy(PolicySnapshot(params["actor"], None))(obs).logits,
         "value": lambda n: n.value(params, None)(obs),
         "both": lambda n: n.actor_critic(params, None)(obs)[1],
     }.items():
-        slow, fast = run(plain), run(quick)
+        slow, fast = (jax.jit(lambda run=run, n=n: run(n))() for n in (plain, quick))
         assert slow.shape == fast.shape, name
         close(fast, slow, 0.02)
         assert not np.array_equal(slow, fast), "the fused network was not used"

@@ -10,6 +10,7 @@ from scipy import special, stats
 
 from nextpolicy.nets.heads import Categorical, CategoricalHead, DiagonalGaussian, GaussianHead, ValueHead
 
+pytestmark = pytest.mark.quick_compilation
 DRAW = np.random.default_rng(0)
 
 

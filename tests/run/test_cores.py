@@ -21,8 +21,8 @@ import nextpolicy
 
 if sys.argv[2] == "late":
     jax.numpy.zeros(1)
-fields = dict(num_envs=4, rollout_length=8, minibatch_size=16, hidden=8, torso="mlp", total_env_steps=64)
-run = nextpolicy.train("four-rooms", seeds=2, **fields, out=sys.argv[1])
+fields = dict(num_envs=4, rollout_length=8, minibatch_size=16, hidden=8, total_env_steps=64)
+run = nextpolicy.train("probe/action", seeds=2, **fields, out=sys.argv[1])
 print(len(jax.devices()), len(run.metrics))
 """
 

@@ -20,6 +20,7 @@ from nextpolicy.nets import build as nets
 from nextpolicy.run.policy import Policy
 from nextpolicy.types import PolicySnapshot
 
+pytestmark = pytest.mark.quick_compilation
 # One wide layer and, for continuous actions, noise so wide that bounds are met.
 NET = NetConfig(torso="mlp", hidden=(8,), log_std_init=3.0)
 
@@ -124,6 +125,7 @@ def test_images_with_channels_first_are_taken_as_they_come() -> None:
         policy(rows[0])
 
 
+@pytest.mark.quick_compilation(False)
 @pytest.mark.parametrize(
     ("observation", "action"),
     [(VECTOR, spaces.Discrete(3, start=-1)), (spaces.Discrete(4, start=3), spaces.Box(-0.5, 0.5, (2, 2)))],

@@ -238,7 +238,7 @@ def train(job: Any) -> Any:
 @pytest.mark.allow_rank_promotion
 @pytest.mark.allow_key_reuse
 def test_training_is_the_same_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = presets.build("gymnax/CartPole-v1", algo="sv-dynamic", seeds=2, **SMALL)
+    config = presets.build("probe/action-observation", algo="ppo", seeds=2, **SMALL)
     plain = train(make_job(config))
     monkeypatch.setenv("NEXTPOLICY_KEEP_TRACED", "1")
     before, code = jax.config.jax_compilation_cache_dir, traced.code_digest()

@@ -32,9 +32,10 @@ def _devices_are_fixed(monkeypatch):
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """One seed, six rounds in two blocks of three."""
+    """One seed, six rounds in two blocks of three; a small network that learns fast, so that divergences are large."""
     path = tmp_path_factory.mktemp("tiny") / "study"
-    config = four_rooms_study.configuration(rounds=ROUNDS, seeds=1, static_k=2, block_rounds=3)
+    small = {"torso": "mlp", "hidden": (16,), "learning_rate": 3e-3}
+    config = four_rooms_study.configuration(rounds=ROUNDS, seeds=1, static_k=2, block_rounds=3, **small)
     return four_rooms_study.run(config, path, quiet=True)
 
 
