@@ -370,3 +370,15 @@ def test_a_network_that_is_none_is_refused_before_there_is_a_folder(tmp_path: Pa
     with pytest.raises(ConfigError, match=rf"^{name}: expected a Flax module, such as MyModule\(\).*, got .*$"):
         nextpolicy.train("four-rooms", out=tmp_path / "run", **{name: given})
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.quick_compilation
+def test_swept_values_are_columns(tmp_path: Path) -> None:
+    fields = {**SMALL, "total_env_steps": 64, "seeds": 2, "sweep": {"learning_rate": (1e-3, 1e-4), "lam": (0.5,)}}
+    run = nextpolicy.train("probe/action", algo="ppo", quiet=True, out=tmp_path / "run", **fields)
+    table = run.metrics.groupby("variant")[["sweep_learning_rate", "sweep_lam"]].agg(["min", "max"])
+    assert table.loc["ppo[learning_rate=0.001,lam=0.5]"].tolist() == [1e-3, 1e-3, 0.5, 0.5]
+    assert table.loc["ppo[learning_rate=0.0001,lam=0.5]"].tolist() == [1e-4, 1e-4, 0.5, 0.5]
+    assert run.metrics["learning_rate"].iloc[0] == pytest.approx(1e-3), "the metric of the same name is still there"
+    assert run.scores()["sweep_learning_rate"].tolist() == [1e-3, 1e-3, 1e-4, 1e-4]
+    assert run.partial_metrics().equals(run.metrics)

@@ -72,8 +72,9 @@ def _train(task: Task, stop: Callable[[], bool], tell: Tell) -> None:
 
     def show(first: int, block: dict[str, np.ndarray], observed: object) -> None:
         done = first + block["accepted"].shape[1]
-        mean = progress.facts_of(block, 0.0)["return"]
-        returns = f"return {mean:.4g}" if math.isfinite(mean) else "no episode has ended yet"
+        standings = progress.standings(block, [member.algo for member in task.config.members()])
+        ended = any(math.isfinite(each.mean_return) for each in standings)
+        returns = progress.described(standings, accepted=False) if ended else "no episode has ended yet"
         tell(task, f"round {done}/{task.config.num_rounds}, {returns}")
 
     try:

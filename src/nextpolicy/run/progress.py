@@ -4,27 +4,49 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+
+
+class Standing(NamedTuple):
+    """How one algorithm's members did in a block."""
+
+    algo: str
+    mean_return: float  # of the episodes that ended; NaN if there are none
+    accepted: float  # fraction of the rounds that updated the target
 
 
 class Progress(Protocol):
     """A progress display. `update` is called after every block."""
 
-    def update(self, rounds_done: int, facts: dict[str, float]) -> None: ...
+    def update(self, rounds_done: int, standings: Sequence[Standing], steps_per_second: float) -> None: ...
 
     def say(self, message: str) -> None: ...
 
     def close(self) -> None: ...
 
 
-def facts_of(metrics: dict[str, np.ndarray], steps_per_second: float) -> dict[str, float]:
-    """Mean return of the block's finished episodes, fraction of accepted updates, and speed."""
-    episodes = metrics["episodes"]
-    total = np.nansum(np.where(episodes > 0, metrics["episode_return"] * episodes, 0.0))
-    mean = float(total / episodes.sum()) if episodes.sum() else float("nan")
-    return {"return": mean, "accepted": float(metrics["accepted"].mean()), "steps_per_second": steps_per_second}
+def standings(metrics: dict[str, np.ndarray], algos: Sequence[str]) -> list[Standing]:
+    """One standing for each algorithm, from metrics [M, rounds]; `algos` [M] is the algorithm of each member."""
+    found = []
+    for algo in dict.fromkeys(algos):
+        mine = np.asarray([each == algo for each in algos])
+        returns, episodes = metrics["episode_return"][mine], metrics["episodes"][mine]
+        total = np.nansum(np.where(episodes > 0, returns * episodes, 0.0))
+        mean = float(total / episodes.sum()) if episodes.sum() else float("nan")
+        found.append(Standing(algo, mean, float(metrics["accepted"][mine].mean())))
+    return found
+
+
+def described(standings: Sequence[Standing], *, accepted: bool = True) -> str:
+    """`return 21.3, accepted 40%`, or `return ppo 21.3 (accepted 100%), sv-dynamic ...` if there are several."""
+    if len(standings) == 1:
+        only = standings[0]
+        return f"return {only.mean_return:.4g}" + f", accepted {only.accepted:.0%}" * accepted
+    each = (f"{s.algo} {s.mean_return:.4g}" + f" (accepted {s.accepted:.0%})" * accepted for s in standings)
+    return f"return {', '.join(each)}"
 
 
 def make(total_rounds: int, title: str, quiet: bool) -> Progress:
@@ -45,7 +67,7 @@ def human(number: float) -> str:
 class Quiet:
     """Prints messages but no progress."""
 
-    def update(self, rounds_done: int, facts: dict[str, float]) -> None:
+    def update(self, rounds_done: int, standings: Sequence[Standing], steps_per_second: float) -> None:
         return
 
     def say(self, message: str) -> None:
@@ -63,7 +85,7 @@ class Lines(Quiet):
         self.started, self.last = time.monotonic(), 0.0
         self.first_rounds: int | None = None
 
-    def update(self, rounds_done: int, facts: dict[str, float]) -> None:
+    def update(self, rounds_done: int, standings: Sequence[Standing], steps_per_second: float) -> None:
         now = time.monotonic()
         if self.first_rounds is None:
             self.first_rounds, self.started = rounds_done, now
@@ -73,8 +95,8 @@ class Lines(Quiet):
         rate = (rounds_done - self.first_rounds) / max(now - self.started, 1e-9)
         left = f"{(self.total - rounds_done) / rate:.0f}s left" if rate > 0 else "time left unknown"
         print(
-            f"{self.title}: round {rounds_done}/{self.total}, {human(facts['steps_per_second'])} steps/s, "
-            f"return {facts['return']:.4g}, accepted {facts['accepted']:.0%}, {left}",
+            f"{self.title}: round {rounds_done}/{self.total}, {human(steps_per_second)} steps/s, "
+            f"{described(standings)}, {left}",
             file=sys.stderr,
             flush=True,
         )
@@ -98,9 +120,8 @@ class Bar(Quiet):
         self.bar.start()
         self.task = self.bar.add_task(title, total=total, facts="compiling")
 
-    def update(self, rounds_done: int, facts: dict[str, float]) -> None:
-        speed = f"{human(facts['steps_per_second'])} steps/s"
-        text = f"{speed}  return {facts['return']:.4g}  accepted {facts['accepted']:.0%}"
+    def update(self, rounds_done: int, standings: Sequence[Standing], steps_per_second: float) -> None:
+        text = f"{human(steps_per_second)} steps/s  {described(standings)}"
         self.bar.update(self.task, completed=rounds_done, facts=text)
 
     def say(self, message: str) -> None:

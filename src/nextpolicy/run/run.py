@@ -64,18 +64,29 @@ class Run:
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """One row per member and round. Raises if the metrics of a round are missing or damaged."""
+        """One row per member and round. Raises if the metrics of a round are missing or damaged.
+
+        If fields were swept, `sweep_<field>` is the member's value, e.g. `sweep_learning_rate`.
+        """
         damage = self._damage()
         if damage:
             raise RunError(
                 f"run: {self.path}: {damage[0]}; `nextpolicy resume {shlex.quote(str(self.path))}` recomputes them "
                 "from a checkpoint if possible; run.partial_metrics() returns the others"
             )
-        return runfiles.read_metrics(self.path)
+        return self._with_swept(runfiles.read_metrics(self.path))
 
     def partial_metrics(self) -> pd.DataFrame:
         """The metrics without missing and damaged parts."""
-        return runfiles.read_metrics(self.path, without=self._damage())
+        return self._with_swept(runfiles.read_metrics(self.path, without=self._damage()))
+
+    def _with_swept(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """`frame`, which has a column `member`, with the members' values of the swept fields."""
+        members = [dict(member.overrides) for member in self.members]
+        if frame.empty:
+            return frame
+        values = {f"sweep_{name}": [each[name] for each in members] for name in self.config.run.sweep}
+        return frame.assign(**{name: np.asarray(column)[frame["member"]] for name, column in values.items()})
 
     def _damage(self) -> list[runfiles.Damage]:
         check_config(self._folder)
@@ -96,7 +107,7 @@ class Run:
             (i, m.variant, m.seed, runfiles.member_score(late_rows[late_rows["member"] == i]))
             for i, m in enumerate(self.members)
         ]
-        return pd.DataFrame(rows, columns=["member", "variant", "seed", "score"])
+        return self._with_swept(pd.DataFrame(rows, columns=["member", "variant", "seed", "score"]))
 
     def snapshot(self, policy: str = "target", member: int = 0) -> PolicySnapshot:
         """Parameters and statistics of a member's policy at the newest intact checkpoint."""

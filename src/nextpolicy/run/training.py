@@ -101,6 +101,7 @@ def _train(
         program = job.program()
         stack.callback(program.close)
         done = 0
+        algos = [member.algo for member in config.members()]
         records: dict[str, FileRecord] = {}
         if resume:
             latest = config.num_rounds if at_most is None else at_most
@@ -120,7 +121,7 @@ def _train(
                 for sink in outlets:
                     sink.write(frame)
             _status(folder, "running", done, config)
-            bar.update(done, progress.facts_of(block.metrics, block.steps_per_second(job)))
+            bar.update(done, progress.standings(block.metrics, algos), block.steps_per_second(job))
             if stop is not None and done < config.num_rounds and agreed(stop()):
                 break
         _status(folder, "finished" if done == config.num_rounds else "stopped", done, config)
