@@ -43,8 +43,10 @@ MAY_IMPORT = {
     "__main__": {"cli"},
     "__init__": _TRAINING | {"tabular", "run"},
 }
-# Networks are built from the description of an environment; the preset for an environment is named by its backend.
+# Networks are built from the description of an environment; the preset for an environment is named by its backend;
+# `Run.plot` draws with the report's means.
 EXCEPTIONS = {("nets", "nextpolicy.envs.base"), ("config", "nextpolicy.envs.registry")}
+EXCEPTIONS |= {("run", "nextpolicy.report.plot")}
 BACKENDS = {"gymnax", "brax", "gymnasium", "ale_py", "ray", "wandb", "tensorboardX", "jinja2"}
 CORE_LIBRARIES = {"jax", "numpy", "nextpolicy"} | sys.stdlib_module_names
 

@@ -154,7 +154,7 @@ def _lifespans(runs: Sequence[Run], variant: str) -> pd.DataFrame:
     return _wide(runs, variant, names, lambda f: f["rounds_held"].where(f["accepted"].astype(bool)).bfill())
 
 
-def _band(axes: Axes, table: pd.DataFrame, variants: Sequence[str], variant: str, steps: int) -> None:
+def band(axes: Axes, table: pd.DataFrame, variants: Sequence[str], variant: str, steps: int) -> None:
     """Median and quartiles over seeds against environment steps, smoothed over 2 % of the rounds."""
     if table.empty:
         return
@@ -183,7 +183,7 @@ def learning_curves(runs: Sequence[Run], variants: Sequence[str]) -> Figure | No
 
     def draw(axes: Axes, own: list[Run]) -> None:
         for variant in variants:
-            _band(axes, _returns(own, variant), variants, variant, own[0].steps_per_round)
+            band(axes, _returns(own, variant), variants, variant, own[0].steps_per_round)
 
     grouped = _started(runs)
     return _figure(grouped, "return: median and quartiles over seeds", draw) if grouped else None
@@ -195,7 +195,7 @@ def diff_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | None:
 
     def draw(axes: Axes, own: list[Run]) -> None:
         for variant in chosen:
-            _band(axes, _diffs(own, variant), variants, variant, own[0].steps_per_round)
+            band(axes, _diffs(own, variant), variants, variant, own[0].steps_per_round)
         axes.axhline(1, color="black", linestyle="--", linewidth=0.8)
         axes.set_yscale("log")
 
@@ -212,7 +212,7 @@ def lifespan_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | No
         right.tick_params(labelsize=7)
         right.yaxis.set_major_locator(MaxNLocator(4, integer=True))
         for variant in held:
-            _band(axes, _returns(own, variant), variants, variant, own[0].steps_per_round)
+            band(axes, _returns(own, variant), variants, variant, own[0].steps_per_round)
             lived = _lifespans(own, variant)
             if not lived.empty:
                 lived = lived.iloc[:: max(1, len(lived) // POINTS)]

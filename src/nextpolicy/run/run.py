@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import numpy as np
@@ -25,6 +25,9 @@ from nextpolicy.run.job import Job
 from nextpolicy.run.policy import Policy
 from nextpolicy.run.restart import check_config, check_state
 from nextpolicy.types import PolicySnapshot
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ATTEMPTS = 5  # to read a checkpoint while training may replace it
 MAX_EPISODES = 1_000_000  # per member and evaluation; also the maximum of num_envs
@@ -108,6 +111,15 @@ class Run:
             for i, m in enumerate(self.members)
         ]
         return self._with_swept(pd.DataFrame(rows, columns=["member", "variant", "seed", "score"]))
+
+    def plot(self, metric: str = "episode_return") -> Figure:
+        """A metric against environment steps: median and quartiles over seeds, one curve per variant.
+
+        Returns a matplotlib figure: `run.plot("entropy").savefig("entropy.png")`.
+        """
+        from nextpolicy.report.plot import plot
+
+        return plot(self.metrics, metric, self.config.environment.env)
 
     def snapshot(self, policy: str = "target", member: int = 0) -> PolicySnapshot:
         """Parameters and statistics of a member's policy at the newest intact checkpoint."""
