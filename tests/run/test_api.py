@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,10 @@ import pandas as pd
 import pytest
 
 import nextpolicy
+from nextpolicy.cli import main as cli
 from nextpolicy.config import FIELDS, ConfigError, TrainConfig, presets
 from nextpolicy.envs import build as envs
+from nextpolicy.run import dry_run
 from nextpolicy.run.folder import RunError
 
 from .helpers import SMALL, contents, environment
@@ -382,3 +385,27 @@ def test_swept_values_are_columns(tmp_path: Path) -> None:
     assert run.metrics["learning_rate"].iloc[0] == pytest.approx(1e-3), "the metric of the same name is still there"
     assert run.scores()["sweep_learning_rate"].tolist() == [1e-3, 1e-3, 1e-4, 1e-4]
     assert run.partial_metrics().equals(run.metrics)
+
+
+@pytest.mark.quick_compilation
+def test_a_dry_run_says_what_would_happen_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = "train probe/action --dry-run --algo ppo,sv-static --seeds 3 --num-envs 4 --rollout-length 8 --hidden 8"
+    more = "--minibatch-size 16 --total-env-steps 100 --warmup-steps 16 --sweep lam=0.9,0.95"
+    assert cli.main([*words.split(), *more.split()]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "members: 12 (2 algorithms x 2 swept x 3 seeds) on probe/action"
+    expected = "rounds: 3 of 4 environments x 8 steps = 96 steps of each member, after 2 rounds of warm-up"
+    assert said[1] == expected
+    assert re.fullmatch(r"memory: [\d.]+ GB.*; a checkpoint takes about [\d.]+ MB", said[2])
+    assert re.fullmatch(r"time: .* to compile, then .* at [\d,]+ steps/s, without evaluation and saving", said[3])
+    assert "  warmup_steps = 16" in said
+    assert not list(tmp_path.iterdir())
+    assert cli.main(["train", "probe/action", "--dry-run", "--num-envs", "0"]) == 2
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (89, "89 s"), (600, "10 min"), (43_200, "12.0 h")])
+def test_times_are_readable(seconds: float, text: str) -> None:
+    assert dry_run.clock(seconds) == text

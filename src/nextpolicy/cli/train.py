@@ -25,6 +25,8 @@ def parser() -> Parser:
     made.add_argument("--preset", help=f"Settings to start from: {', '.join([*READINGS, *PRESETS])}.")
     made.add_argument("--out", help="Run folder; default runs/<env>-<algo>-<time>.")
     made.add_argument("--quiet", action="store_true", help="Show no progress.")
+    text = "Print the settings, members, rounds, memory and expected time, from two compiled rounds; train nothing."
+    made.add_argument("--dry-run", action="store_true", help=text)
     made.add_processes()
     made.add_fields(skip=("env",), several=("env_options", "sweep"))
     return made
@@ -39,6 +41,9 @@ def main(arguments: Sequence[str]) -> None:
     join_processes(options)
     from nextpolicy.run import api
 
+    if options.dry_run:
+        print(*api.dry_run(options.env, preset=options.preset, **fields), sep="\n")
+        return
     print_scores(api.train(options.env, preset=options.preset, out=options.out, quiet=options.quiet, **fields))
 
 

@@ -14,6 +14,7 @@ from nextpolicy.config import FIELDS, ConfigError, TrainConfig, nearest, presets
 from nextpolicy.criteria import OWN, Criterion
 from nextpolicy.envs.registry import is_host, module_of
 from nextpolicy.run import checkpoint, sinks, warm_start
+from nextpolicy.run.dry_run import describe
 from nextpolicy.run.extend import extend
 from nextpolicy.run.folder import RunError, RunFolder, fresh_path
 from nextpolicy.run.job import Job, make_job
@@ -82,6 +83,15 @@ def train(
     finally:
         folder.unlock()
     return Run(folder, lambda: job)
+
+
+def dry_run(env: str, *, preset: str | None = None, **fields: Any) -> list[str]:
+    """What `train` would do with the same arguments, in lines; compiles it and runs two rounds, but writes nothing."""
+    _check_arguments(env, None, None, fields)
+    config = presets.build(env, preset=preset, **{"algo": "sv-dynamic", **fields})
+    _prepare()
+    settings = [f"  {name} = {shown(value)}" for name, value in sorted(config.flat().items())]
+    return [*describe(config), "settings:", *settings]
 
 
 def _check_arguments(env: object, env_fn: object, env_params: object, fields: Iterable[str]) -> None:

@@ -1,0 +1,68 @@
+"""What a run would be, without training it: members, rounds, memory and time, from two compiled rounds."""
+
+from __future__ import annotations
+
+import math
+import resource
+import time
+
+import jax
+
+from nextpolicy.config import TrainConfig
+from nextpolicy.run.job import Job, make_job
+
+
+def describe(config: TrainConfig) -> list[str]:
+    """Lines about the run of a configuration, which is compiled and runs two rounds, of which the second is timed."""
+    job = make_job(config.replace(warmup_steps=0))
+    job.check_population()
+    compiling, per_round = _measured(job)
+    members, rounds, warm_up = len(config.members()), config.num_rounds, config.warm_up_rounds
+    shape = f"{config.environment.num_envs} environments x {config.environment.rollout_length} steps"
+    speed = config.batch_size * members / per_round
+    algos = f"{len(config.run.algo)} algorithm{'s' * (len(config.run.algo) > 1)}"
+    swept = math.prod(len(values) for values in config.run.sweep.values())
+    seeds = len(config.run.seeds)
+    return [
+        f"members: {members} ({algos} x {swept} swept x {seeds} seeds) on {config.environment.env}",
+        f"rounds: {rounds} of {shape} = {rounds * config.batch_size:,} steps of each member"
+        + f", after {warm_up} rounds of warm-up" * bool(warm_up),
+        f"memory: {_memory()}; a checkpoint takes about {_size(job) / 1e6:.1f} MB",
+        f"time: {clock(compiling)} to compile, then {clock((rounds + warm_up) * per_round)} at {speed:,.0f} steps/s, "
+        "without evaluation and saving",
+    ]
+
+
+def _measured(job: Job) -> tuple[float, float]:
+    """Seconds until the first round has ended, less one round, and seconds of a round."""
+    started = time.perf_counter()
+    program = job.program()
+    try:
+        state = jax.block_until_ready(program.init(job.seeds))
+        state, metrics, _ = program.block(state, 1)
+        jax.block_until_ready((state, metrics))
+        first = time.perf_counter()
+        jax.block_until_ready(program.block(state, 1))
+        per_round = time.perf_counter() - first
+    finally:
+        program.close()
+    return max(first - started - per_round, 0.0), per_round
+
+
+def _memory() -> str:
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in stats:
+        return f"{stats['peak_bytes_in_use'] / 1e9:.2f} GB on the device"
+    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB"
+
+
+def _size(job: Job) -> int:
+    """Bytes of a state."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(job.template()))
+
+
+def clock(seconds: float) -> str:
+    """`40 s`, `12 min` or `3.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
