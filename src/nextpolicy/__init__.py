@@ -13,15 +13,19 @@ if TYPE_CHECKING:
     from nextpolicy.run.api import load as load
     from nextpolicy.run.api import resume as resume
     from nextpolicy.run.api import train as train
+    from nextpolicy.run.callbacks import BlockEnd as BlockEnd
+    from nextpolicy.run.callbacks import stop_at_return as stop_at_return
     from nextpolicy.run.run import Run as Run
 
-__all__ = ["GateParams", "Run", "__version__", "load", "resume", "train"]
+__all__ = ["BlockEnd", "GateParams", "Run", "__version__", "load", "resume", "stop_at_return", "train"]
 
 _HOMES = {
+    "BlockEnd": "nextpolicy.run.callbacks",
     "GateParams": "nextpolicy.criteria.stable_values",
     "Run": "nextpolicy.run.run",
     "load": "nextpolicy.run.api",
     "resume": "nextpolicy.run.api",
+    "stop_at_return": "nextpolicy.run.callbacks",
     "train": "nextpolicy.run.api",
 }
 

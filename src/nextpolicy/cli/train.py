@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 from nextpolicy.cli.parsing import Parser, join_processes
 
 if TYPE_CHECKING:
+    from nextpolicy.run.callbacks import Callback
     from nextpolicy.run.run import Run
+
+STOP_HELP = "Stop once the mean return of every member in a block of rounds is at least R; resume continues."
 
 
 def parser() -> Parser:
@@ -27,6 +30,7 @@ def parser() -> Parser:
     made.add_argument("--quiet", action="store_true", help="Show no progress.")
     text = "Print the settings, members, rounds, memory and expected time, from two compiled rounds; train nothing."
     made.add_argument("--dry-run", action="store_true", help=text)
+    made.add_argument("--stop-at-return", type=float, metavar="R", help=STOP_HELP)
     made.add_processes()
     made.add_fields(skip=("env",), several=("env_options", "sweep"))
     return made
@@ -44,7 +48,15 @@ def main(arguments: Sequence[str]) -> None:
     if options.dry_run:
         print(*api.dry_run(options.env, preset=options.preset, **fields), sep="\n")
         return
-    print_scores(api.train(options.env, preset=options.preset, out=options.out, quiet=options.quiet, **fields))
+    where = {"preset": options.preset, "out": options.out, "quiet": options.quiet}
+    print_scores(api.train(options.env, **where, callback=stopping(options.stop_at_return), **fields))
+
+
+def stopping(threshold: float | None) -> Callback | None:
+    """The callback of `--stop-at-return`."""
+    from nextpolicy.run.callbacks import stop_at_return
+
+    return None if threshold is None else stop_at_return(threshold)
 
 
 def print_scores(run: Run) -> None:

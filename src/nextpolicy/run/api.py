@@ -13,7 +13,8 @@ from nextpolicy import runfiles
 from nextpolicy.config import FIELDS, ConfigError, TrainConfig, nearest, presets, shown
 from nextpolicy.criteria import OWN, Criterion
 from nextpolicy.envs.registry import is_host, module_of
-from nextpolicy.run import checkpoint, sinks, warm_start
+from nextpolicy.run import callbacks, checkpoint, sinks, warm_start
+from nextpolicy.run.callbacks import Callback, Caller
 from nextpolicy.run.dry_run import describe
 from nextpolicy.run.extend import extend
 from nextpolicy.run.folder import RunError, RunFolder, fresh_path
@@ -41,6 +42,7 @@ def train(
     criterion: str | Criterion = "stable-values",
     criterion_params: Any = None,
     env_params: Any = None,
+    callback: Callback | None = None,
     **fields: Any,
 ) -> Run:
     """Train a population and return its run.
@@ -55,11 +57,14 @@ def train(
                `update(state, evidence, params, progress)`; see `nextpolicy.criteria.Criterion`
     criterion_params
                `params` of your own criterion; its leaves have a leading member axis
+    callback   called with a `BlockEnd` after each block of rounds has been saved; if it returns True, training stops
+               and can be resumed, see `nextpolicy.stop_at_return`
 
     All other keyword arguments are fields of the configuration: seeds=8, total_env_steps=10_000_000, num_envs=64,
     learning_rate=3e-4, sweep={"lam": [0.9, 0.95]}, ... `nextpolicy train --help` lists them.
     """
     _check_arguments(env, env_fn, env_params, fields)
+    callbacks.check(callback)
     name = env if isinstance(env, str) else f"custom/{_label(env if env_fn is None else env_fn)}"
     own = None if isinstance(criterion, str) else criterion
     config = presets.build(name, preset=preset, algo=algo, criterion=criterion if own is None else OWN, **fields)
@@ -79,10 +84,19 @@ def train(
     path = Path(out) if out is not None else fresh_path(config)
     folder = _in_one_process(path, lambda: RunFolder.create(path, config, {"custom": given}))
     try:
-        run_job(job, folder, quiet=quiet)
+        _run(job, folder, callback, quiet=quiet)
     finally:
         folder.unlock()
     return Run(folder, lambda: job)
+
+
+def _run(job: Job, folder: RunFolder, callback: Callback | None, *, quiet: bool, **how: Any) -> None:
+    """Train, and say so if the callback stopped it."""
+    caller = Caller(callback, job, folder)
+    run_job(job, folder, quiet=quiet, on_block=caller.on_block, stop=caller.stop, **how)
+    if caller.asked and folder.status()["state"] == "stopped" and not quiet:
+        done, rounds = folder.status()["rounds_done"], job.config.num_rounds
+        print(f"{folder.path}: stopped by its callback after {done} of {rounds} rounds", file=sys.stderr)
 
 
 def dry_run(env: str, *, preset: str | None = None, **fields: Any) -> list[str]:
@@ -129,6 +143,7 @@ def resume(
     trust: Trust = (),
     recompute_metrics: bool = False,
     total_env_steps: float | None = None,
+    callback: Callback | None = None,
     **custom: Any,
 ) -> Run:
     """Resume a run from its newest intact checkpoint. Inside XLA, the result equals an
@@ -141,7 +156,9 @@ def resume(
     total_env_steps
                extends a finished or stopped run to this many steps of each member. Schedules, such as that of the
                learning rate, then run over the new total, so the result differs from a run that was started with it
+    callback   as in `train`; it is not stored
     """
+    callbacks.check(callback)
     _prepare()
     folder = _in_one_process(path, lambda: _opened(path, total_env_steps, quiet))
     try:
@@ -150,7 +167,7 @@ def resume(
         job = make_job(config, **_same_custom(folder, custom))
         if folder.status().get("state") != "finished" or not _is_whole(folder, config):
             job.check_population()
-            run_job(job, folder, resume=True, quiet=quiet, recompute_metrics=recompute_metrics)
+            _run(job, folder, callback, quiet=quiet, resume=True, recompute_metrics=recompute_metrics)
     finally:
         folder.unlock()
     return Run(folder, lambda: job)

@@ -1,0 +1,93 @@
+"""Callbacks: what they see, how they stop a run, and what happens when they fail."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import nextpolicy
+from nextpolicy.cli import main as cli
+from nextpolicy.config import ConfigError
+
+from .helpers import SMALL, assert_same_run, options
+
+pytestmark = [
+    pytest.mark.allow_rank_promotion,
+    pytest.mark.allow_key_reuse,
+    pytest.mark.quick_compilation,
+    pytest.mark.usefixtures("programs_kept"),
+]
+FIELDS: dict[str, Any] = {**SMALL, "env": "probe/action", "quiet": True, "block_rounds": 2, "seeds": 2}
+
+
+def test_a_callback_sees_every_block_after_it_was_saved(tmp_path: Path) -> None:
+    seen: list[nextpolicy.BlockEnd] = []
+    policies = []
+
+    def note(block: nextpolicy.BlockEnd) -> None:
+        seen.append(block)
+        policies.append(np.asarray(block.run.snapshot("behaviour").params["params"]["head"]["Dense_0"]["kernel"]))
+
+    run = nextpolicy.train(**FIELDS, callback=note, out=tmp_path / "run")
+    assert [block.rounds_done for block in seen] == [2, 4, 6, 8, 10]
+    assert [block.env_steps for block in seen] == [64, 128, 192, 256, 320]
+    assert all(not np.array_equal(a, b) for a, b in itertools.pairwise(policies)), "an old policy"
+    drop = ["steps_per_second"]
+    joined = pd.concat([block.metrics for block in seen]).sort_values(["member", "round"], ignore_index=True)
+    pd.testing.assert_frame_equal(joined.drop(columns=drop), run.metrics.drop(columns=drop), check_dtype=False)
+    rows = seen[0].metrics
+    for member, value in seen[0].returns().items():
+        own = rows[rows["member"] == member]
+        assert value == pytest.approx(np.average(own["episode_return"], weights=own["episodes"]))
+
+
+def test_a_stopped_run_goes_on_to_the_same_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = nextpolicy.train(**FIELDS, out=tmp_path / "whole")
+    fields = {**FIELDS, "quiet": False}
+    run = nextpolicy.train(**fields, callback=lambda block: block.rounds_done >= 4, out=tmp_path / "run")
+    assert run.status["state"] == "stopped"
+    assert "run: stopped by its callback after 4 of 10 rounds" in capsys.readouterr().err
+    assert_same_run(nextpolicy.resume(run.path, quiet=True), whole)
+
+
+def test_stopping_at_a_return_waits_for_every_member() -> None:
+    metrics = {"member": [0, 0, 1, 1], "episodes": [1, 3, 0, 2], "episode_return": [0.0, 4.0, np.nan, 2.0]}
+    block = nextpolicy.BlockEnd(None, pd.DataFrame(metrics), 1, 2)  # type: ignore[arg-type]
+    assert block.returns().tolist() == [3.0, 2.0]
+    assert nextpolicy.stop_at_return(2.0)(block) is True
+    assert nextpolicy.stop_at_return(2.5)(block) is False
+    nothing = nextpolicy.BlockEnd(None, pd.DataFrame({**metrics, "episodes": [1, 3, 0, 0]}), 1, 2)  # type: ignore[arg-type]
+    assert nextpolicy.stop_at_return(-9.0)(nothing) is False
+    for threshold in ("high", float("nan"), True):
+        with pytest.raises(ConfigError, match="stop_at_return: expected a finite number, got"):
+            nextpolicy.stop_at_return(threshold)  # type: ignore[arg-type]
+
+
+def test_the_command_stops_too(tmp_path: Path) -> None:
+    fields = {k: v for k, v in FIELDS.items() if k not in ("env", "quiet")}
+    words = ["train", "probe/action", *options(**fields), "--quiet", "--out", str(tmp_path / "run")]
+    cli.main([*words, "--stop-at-return", "-100"])
+    assert nextpolicy.load(tmp_path / "run").status["rounds_done"] == 2
+    cli.main(["resume", str(tmp_path / "run"), "--quiet", "--stop-at-return", "100"])
+    assert nextpolicy.load(tmp_path / "run").status["state"] == "finished"
+
+
+def test_a_callback_that_fails_costs_nothing(tmp_path: Path) -> None:
+    def fail(block: nextpolicy.BlockEnd) -> None:
+        raise RuntimeError("no connection")
+
+    with pytest.raises(RuntimeError, match="no connection"):
+        nextpolicy.train(**FIELDS, callback=fail, out=tmp_path / "run")
+    run = nextpolicy.load(tmp_path / "run")
+    assert (run.status["state"], run.status["reason"]) == ("failed", "no connection")
+    assert nextpolicy.resume(run.path, quiet=True).status["state"] == "finished"
+    with pytest.raises(ConfigError, match="callback: expected True to stop, or nothing, got 'yes'"):
+        nextpolicy.train(**FIELDS, callback=lambda block: "yes", out=tmp_path / "words")  # type: ignore[arg-type,return-value]
+    with pytest.raises(ConfigError, match="callback: expected a function of a BlockEnd, got 3"):
+        nextpolicy.train(**FIELDS, callback=3, out=tmp_path / "three")  # type: ignore[arg-type]
+    assert not (tmp_path / "three").exists()
