@@ -4,7 +4,7 @@
     python benchmarks/readings.py run brax/hopper --only terminal,round --out D       one reading more, by its levels
     python benchmarks/readings.py table results/readings                              prints the tables
 
-A reading is a level of each factor in doubt; the first level is that of the preset:
+A reading is a level of each factor in doubt; the first level of each is that of f100efb:
 
     truncation   bootstrap | terminal      what a time limit is
     warm-up      each | round | none       1000 random steps of each environment; one round of them; none
@@ -127,7 +127,7 @@ def train_all(options: argparse.Namespace) -> None:
     work = []
     for env in options.env.split(","):
         chosen = [completed(env, only.split(",")) for only in options.only] if options.only else fraction(env)
-        done = {tuple(each["reading"]) for each in stored(options, env)["readings"]}
+        done = {tuple(each["reading"]) for each in stored(options, env)["readings"] if same_work(options, each)}
         work += [(env, reading) for reading in chosen if reading not in done]
     with ThreadPoolExecutor(options.compile_threads) as pool:
         ready = [(env, reading, pool.submit(prepare, options, env, reading)) for env, reading in work]
@@ -144,9 +144,20 @@ def train_all(options: argparse.Namespace) -> None:
                 for i, member in enumerate(job.config.members())
             ]
             content = stored(options, env)
-            content["readings"].append({"reading": reading, "seconds": round(seconds, 1), "members": members})
+            content["readings"] = [each for each in content["readings"] if tuple(each["reading"]) != reading]
+            row = {"reading": reading, **work_of(options), "seconds": round(seconds, 1), "members": members}
+            content["readings"].append(row)
             file_of(options, env).write_text(json.dumps(content, indent=1) + "\n")
             print(f"{env} {' '.join(reading)}: {seconds:.0f} s", flush=True)
+
+
+def work_of(options: argparse.Namespace) -> dict[str, Any]:
+    return {"algo": options.algo, "seeds": options.seeds, "steps": options.steps}
+
+
+def same_work(options: argparse.Namespace, row: dict[str, Any]) -> bool:
+    """Whether a stored reading was trained as asked; a shorter trial is trained again."""
+    return {name: row.get(name) for name in ("algo", "seeds", "steps")} == work_of(options)
 
 
 def file_of(options: argparse.Namespace, env: str) -> Path:
@@ -159,7 +170,7 @@ def stored(options: argparse.Namespace, env: str) -> dict[str, Any]:
     if file.is_file():
         content: dict[str, Any] = json.loads(file.read_text())
         return content
-    return {"env": env, "factors": list(factors(env)), "steps": options.steps, "readings": []}
+    return {"env": env, "factors": list(factors(env)), "readings": []}
 
 
 def prepare(options: argparse.Namespace, env: str, reading: Sequence[str]) -> tuple[Any, Any, Any]:

@@ -12,7 +12,8 @@ from pandas.api.types import is_numeric_dtype
 
 from nextpolicy.report.aggregate import paper_tables
 
-ACTIONS = {"hopper": 3, "inverted_pendulum": 1, "inverted_double_pendulum": 1, "reacher": 2}  # dimensions
+ACTIONS = {"hopper": 3, "inverted_pendulum": 1, "inverted_double_pendulum": 1, "reacher": 2, "ant": 8, "fast": 1}
+ACTIONS |= {"halfcheetah": 6, "walker2d": 6, "swimmer": 2, "pusher": 7, "humanoid": 17, "humanoidstandup": 17}
 COLUMNS = ("entropy_late", "target_median_pct", "target_std_pct", "network_median_pct", "network_std_pct")
 COLUMNS += ("updates_pct", "value_loss_late", "score")
 NAMES = ("env", "reading", "algo", "seed")
@@ -55,6 +56,7 @@ def dynamic(table: pd.DataFrame) -> pd.DataFrame:
 def errors(mean: dict[str, np.ndarray], env: str, kind: str) -> np.ndarray:
     """Distances [3, ...] of mean fingerprints [...] on one task from the paper's, for a kind of diff.
 
+    The paper's entropy is PPO's, ours that of dynamic SV-PPO, which updates its target in 97 % of the rounds on Brax.
     Entropy in nats per dimension of the action; median and standard deviation of diff / threshold in factors of two.
     """
     paper = printed(env)

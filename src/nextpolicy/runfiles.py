@@ -25,6 +25,7 @@ import pandas as pd
 # Settings that do not affect results: they may differ between compared runs and be edited before a resume.
 OPERATIONAL_FIELDS = frozenset({"population", "devices", "block_rounds", "tensorboard", "wandb", "keep_checkpoints"})
 
+STATISTICS_FILE = "statistics.csv"  # in a small copy of a run (`nextpolicy report --compact`)
 NOT_SETTINGS = ("about", "custom", "extended")  # keys of config.json that are not fields of the configuration
 
 SCORE_SHARE = 0.1  # a member's score is its mean return over this last share of its steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import sys
@@ -21,7 +22,7 @@ from nextpolicy import criteria
 def test_every_main_effect_is_a_difference_of_two_means_of_four() -> None:
     rows = readings.fraction("brax/hopper")
     assert len(set(rows)) == 8
-    assert rows[0] == ("bootstrap", "each", "scale", "half", "fresh")  # the preset
+    assert rows[0] == ("bootstrap", "each", "scale", "half", "fresh")  # f100efb
     for a, b in itertools.combinations(range(5), 2):
         assert set(Counter((row[a], row[b]) for row in rows).values()) == {2}, "two factors are confounded"
     assert sorted(readings.fraction("gymnax/Asterix-MinAtar")) == sorted(
@@ -97,3 +98,8 @@ def test_readings_are_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     capsys.readouterr()
     readings.main()
     assert not capsys.readouterr().out, "a reading was trained twice"
+    options = argparse.Namespace(algo="sv-dynamic", seeds=1, steps=4096.0)
+    (stored,) = json.loads((tmp_path / "readings-gymnax-CartPole-v1.json").read_text())["readings"]
+    assert readings.same_work(options, stored)
+    for change in ({"seeds": 2}, {"steps": None}, {"algo": "ppo"}):
+        assert not readings.same_work(argparse.Namespace(**{**vars(options), **change}), stored), change

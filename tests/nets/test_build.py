@@ -196,3 +196,19 @@ def test_a_callers_own_modules(spec: EnvSpec, keep_axis: bool) -> None:
     else:
         np.testing.assert_allclose(np.exp(dist.logits).sum(-1), 1.0, rtol=1e-5)
     assert networks.value(params, None)(obs).shape == (4,)
+
+
+def test_with_both_networks_from_the_caller_images_may_have_any_layout() -> None:
+    class Flat(nn.Module):
+        width: int
+
+        @nn.compact
+        def __call__(self, obs: jax.Array) -> jax.Array:
+            return nn.Dense(self.width)(obs.reshape((*obs.shape[:-3], -1)))
+
+    spec = EnvSpec("channels first", (4, 84, 84), Discrete(3), obs_dtype=jnp.uint8)
+    networks = build.build(spec, NetConfig(), actor=Flat(3), critic=Flat(1))
+    params = networks.init(jax.random.key(0))
+    assert networks.value(params, None)(jnp.zeros((2, 4, 84, 84), jnp.uint8)).shape == (2,)
+    with pytest.raises(ValueError, match=r"C, H, W"):
+        build.build(spec, NetConfig(), actor=Flat(3))

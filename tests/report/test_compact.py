@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
+import nextpolicy
 from nextpolicy.report import compact, runs
 from nextpolicy.report.tables import compare
+from nextpolicy.run.folder import RunError
 
 from .synthetic import lively, report, write_run
 
@@ -70,7 +73,7 @@ def test_checkpoints_stay_behind(folder: Path) -> None:
 
 
 def test_rounding_keeps_what_is_not_finite() -> None:
-    special = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 1.0, -3.5], np.float32)
+    special = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 1.0, -3.5, np.finfo(np.float32).max], np.float32)
     np.testing.assert_array_equal(compact.rounded(special), special)
     values = np.random.default_rng(0).normal(size=1000).astype(np.float32) * np.float32(1e-3)
     np.testing.assert_allclose(compact.rounded(values), values, rtol=2.0**-13)
@@ -107,3 +110,25 @@ def test_nothing_is_overwritten_and_only_finished_runs_are_copied(folder: Path, 
     assert report(tmp_path / "a", tmp_path / "b", "--compact", tmp_path / "out") == 2
     assert "distinct names, got ant twice" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+    (tmp_path / "file").write_text("mine")
+    assert report(tmp_path / "a", "--compact", tmp_path / "file") == 2
+    assert "compact: expected a folder, got" in capsys.readouterr().err
+    for words, said in ((["--watch"], "expected no other options, got --watch"), ([], "got an empty name")):
+        assert report(tmp_path / "a", "--compact", "" if not words else "x", *words) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_an_evaluation_is_copied_and_a_copy_is_no_run(folder: Path) -> None:
+    copy = folder / "copies" / "ant"
+    assert runs.load(copy).evaluation == {0: 12.5}
+    loaded = nextpolicy.load(copy)
+    for use in (loaded.scores, loaded.policy, lambda: nextpolicy.resume(copy, quiet=True)):
+        with pytest.raises(RunError, match="is a small copy for reports; use the run that it was made of"):
+            use()
+    assert runs.load(copy).state == "finished"
+
+
+def test_what_an_interrupted_copy_left_is_not_read(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "copies" / "ant", tmp_path / "all" / "ant")
+    shutil.copytree(folder / "copies" / "ant", tmp_path / "all" / ".hopper.part")
+    assert [path.name for path in runs.find([tmp_path / "all"])] == ["ant"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from nextpolicy.report.comparable import load_all
+from nextpolicy.report.runs import ReportError
 from nextpolicy.report.tables import compare
 
 from .synthetic import complaint, report, write_run
@@ -106,3 +108,16 @@ def test_seeds_in_two_folders_are_one_environment(tmp_path):
     write_run(tmp_path / "a", "brax/ant", seeds=2)
     write_run(tmp_path / "b", "brax/ant", seeds=(2, 3, 4))
     assert environments(tmp_path) == {"brax/ant": 5}
+
+
+def test_runs_of_earlier_versions_have_no_init_from_and_are_comparable(tmp_path):
+    old, new = (
+        write_run(tmp_path / name, "brax/ant", algo=(algo,)) for name, algo in (("a", "ppo"), ("b", "sv-static"))
+    )
+    raw = json.loads((old / "config.json").read_text())
+    (old / "config.json").write_text(json.dumps({k: v for k, v in raw.items() if k != "init_from"}))
+    assert len(load_all([old, new])) == 2
+    raw = json.loads((new / "config.json").read_text())
+    (new / "config.json").write_text(json.dumps({**raw, "init_from": "runs/x"}))
+    with pytest.raises(ReportError, match="init_from"):
+        load_all([old, new])

@@ -130,8 +130,13 @@ def test_metrics_before_an_extension_are_not_recomputed_under_other_schedules(
     first.unlink()
     nextpolicy.resume(run, recompute_metrics=True)
     said = " ".join(capsys.readouterr().err.split())
-    assert "they cannot be recomputed, since the run was extended after round 10" in said
+    assert "they cannot be recomputed: the run was extended after round 10, and no checkpoint is left" in said
     assert not first.exists()
+    # The checkpoint of the extension is gone, so later rounds cannot be recomputed either.
+    later = run / "metrics" / runfiles.part_name(11, 11)
+    later.unlink()
+    nextpolicy.resume(run, recompute_metrics=True, quiet=True)
+    assert not later.exists()
 
 
 @pytest.mark.parametrize("history", [7, ["x"], [{"rounds": 1}], [{"rounds": "a", "total_env_steps": 1}]])
@@ -149,3 +154,46 @@ def test_a_total_changed_by_hand_is_still_refused(whole: nextpolicy.Run, run: Pa
     (run / "config.json").write_text(json.dumps({**raw, "total_env_steps": total(whole, 20)}))
     with pytest.raises(RunError, match="was changed: total_env_steps is"):
         nextpolicy.resume(run, quiet=True)
+
+
+def test_a_stopped_run_is_extended_from_where_it_is(whole: nextpolicy.Run, tmp_path: Path) -> None:
+    run = nextpolicy.train(**FIELDS, callback=lambda block: block.rounds_done == 4, out=tmp_path / "run")
+    longer = nextpolicy.resume(run.path, total_env_steps=total(whole, 12), quiet=True)
+    assert runfiles.extensions(json.loads((run.path / "config.json").read_text())) == [(4, total(whole, 10))]
+    assert longer.status["state"] == "finished"
+    assert longer.metrics["round"].max() == 11
+
+
+def test_a_run_that_cannot_be_resumed_is_not_extended(
+    whole: nextpolicy.Run, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**raw, "custom": ["actor"]}))
+    for path in (run / "checkpoints").glob("*.json"):
+        manifest = {k: v for k, v in runfiles.read_manifest(path).items() if k != "config"}
+        runfiles.write_manifest(path, manifest)
+    before = contents(run)
+    with pytest.raises((ConfigError, RunError), match="actor"):
+        nextpolicy.resume(run, total_env_steps=total(whole, 14), quiet=True)
+    assert contents(run) == before
+    (run / "study.json").write_text("{}")
+    with pytest.raises(RunError, match="is a study, which cannot be extended; start another with more rounds"):
+        nextpolicy.resume(run, total_env_steps=total(whole, 14), quiet=True)
+
+
+def test_a_run_that_was_edited_is_not_extended(whole: nextpolicy.Run, run: Path) -> None:
+    raw = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**raw, "clip": 0.5}))
+    before = contents(run)
+    with pytest.raises(RunError, match=r"was changed: clip is 0\.5"):
+        nextpolicy.resume(run, total_env_steps=total(whole, 14), quiet=True)
+    assert contents(run) == before
+
+
+def test_an_extension_is_recorded_before_training(
+    whole: nextpolicy.Run, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nextpolicy.run.api.run_job", lambda *arguments, **named: None)
+    nextpolicy.resume(run, total_env_steps=total(whole, 14), quiet=True)
+    assert nextpolicy.load(run).status["state"] == "stopped"
+    assert nextpolicy.load(run).status["rounds_done"] == 10

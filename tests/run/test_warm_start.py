@@ -8,12 +8,13 @@ from typing import Any
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 
 import nextpolicy
 from nextpolicy.config import ConfigError
 from nextpolicy.run import training, warm_start
-from nextpolicy.run.folder import RunFolder
+from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.job import make_job
 
 from .helpers import SMALL, assert_same_run
@@ -39,11 +40,11 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> nextpolicy.Run:
     return nextpolicy.train(**FIELDS, seeds=(7,), out=tmp_path_factory.mktemp("runs") / "single")
 
 
-def first_state(source: nextpolicy.Run, **fields: Any) -> Any:
+def first_state(tmp: Path, source: nextpolicy.Run, **fields: Any) -> Any:
     config = source.config.replace(**{"init_from": str(source.path), "seeds": (5, 6), **fields})
     job = make_job(config)
     program = job.program()
-    return program.init(job.seeds), warm_start.first_state(job, program)
+    return program.init(job.seeds), warm_start.first_state(job, program, RunFolder(tmp))
 
 
 def assert_equal(a: Any, b: Any) -> None:
@@ -51,8 +52,8 @@ def assert_equal(a: Any, b: Any) -> None:
         np.testing.assert_array_equal(x, y)
 
 
-def test_parameters_and_statistics_are_taken_over_and_nothing_else(source: nextpolicy.Run) -> None:
-    fresh, state = first_state(source)
+def test_parameters_and_statistics_are_taken_over_and_nothing_else(source: nextpolicy.Run, tmp_path: Path) -> None:
+    fresh, state = first_state(tmp_path, source)
     agent, old = state.agent, source._agents
     assert_equal(agent.learner.params, old.learner.params)
     assert_equal(agent.learner.obs_stats, old.learner.obs_stats)
@@ -64,8 +65,8 @@ def test_parameters_and_statistics_are_taken_over_and_nothing_else(source: nextp
     assert all(np.any(x) for x in jax.tree.leaves(old.learner.obs_stats))
 
 
-def test_one_member_serves_all(single: nextpolicy.Run) -> None:
-    _, state = first_state(single)
+def test_one_member_serves_all(single: nextpolicy.Run, tmp_path: Path) -> None:
+    _, state = first_state(tmp_path, single)
     for i in range(2):
         mine = jax.tree.map(lambda x, i=i: x[i : i + 1], state.agent.learner.params)
         assert_equal(mine, single._agents.learner.params)
@@ -94,7 +95,7 @@ def test_a_run_that_is_killed_before_its_first_checkpoint_starts_from_there_agai
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"init_from": "nowhere"}, "init_from: run: expected a run folder, got nowhere"),
+        ({"init_from": "nowhere"}, "init_from: run: expected a run folder, got .*nowhere without config.json"),
         ({"seeds": 3}, "init_from: expected a run with 1 or 3 members, got .*source with 2"),
         ({"hidden": (16,)}, "init_from: expected networks and normalisation like this run's, got others in .*source"),
         ({"normalise_obs": False}, "init_from: expected networks and normalisation like this run's"),
@@ -104,7 +105,7 @@ def test_a_run_that_is_killed_before_its_first_checkpoint_starts_from_there_agai
 def test_what_cannot_be_taken_over_is_one_line_before_anything_is_written(
     source: nextpolicy.Run, tmp_path: Path, fields: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(ConfigError, match=words) as refusal:
+    with pytest.raises(RunError, match=words) as refusal:
         nextpolicy.train(**{**FIELDS, "seeds": 2, "init_from": str(source.path), **fields}, out=tmp_path / "run")
     assert len(str(refusal.value).splitlines()) == 1
     assert not (tmp_path / "run").exists()
@@ -115,5 +116,42 @@ def test_objects_that_are_not_stored_are_refused(source: nextpolicy.Run, tmp_pat
     text = (copy / "config.json").read_text()
     (copy / "config.json").write_text(text.replace('"custom": []', '"custom": ["actor"]'))
     assert RunFolder.open(copy).raw_config()["custom"] == ["actor"]
-    with pytest.raises(ConfigError, match=r"init_from: .*own was trained with objects passed from Python"):
+    with pytest.raises(RunError, match=r"init_from: .*own was trained with objects passed from Python"):
         nextpolicy.train(**{**FIELDS, "seeds": 2, "init_from": str(copy)}, out=tmp_path / "run")
+
+
+def test_the_start_is_stored_so_that_the_other_run_may_change(single: nextpolicy.Run, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(single.path, tmp_path / "source"))
+    run = nextpolicy.train(**{**FIELDS, "seeds": 1, "init_from": str(source)}, out=tmp_path / "run")
+    before = run.metrics
+    shutil.rmtree(source)
+    first, *_ = sorted((run.path / "metrics").iterdir())
+    first.unlink()
+    again = nextpolicy.resume(run.path, quiet=True, recompute_metrics=True)
+    drop = ["steps_per_second"]
+    pd.testing.assert_frame_equal(again.metrics.drop(columns=drop), before.drop(columns=drop))
+    assert again.status["state"] == "finished"
+    (run.path / "start.npz").write_bytes(b"PK damaged")
+    first.unlink()
+    with pytest.raises(RunError, match=r"start.npz cannot be read .*; train a new run"):
+        nextpolicy.resume(run.path, quiet=True, recompute_metrics=True)
+    assert nextpolicy.load(run.path).status["state"] == "finished", "the run itself is still whole"
+
+
+def test_there_is_no_warm_up_whose_data_would_mix_with_the_statistics(single: nextpolicy.Run, tmp_path: Path) -> None:
+    assert single.config.replace(warmup_steps=64).warm_up_rounds == 8
+    assert single.config.replace(warmup_steps=64, init_from="x").warm_up_rounds == 0
+
+
+def test_an_algorithm_without_adopt_and_a_module_that_nobody_named(
+    single: nextpolicy.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {**FIELDS, "seeds": 1, "init_from": str(single.path)}
+    with monkeypatch.context() as patch:
+        patch.delattr("nextpolicy.algos.ppo.PPO.adopt")
+        with pytest.raises(ConfigError, match="init_from: expected an algorithm with a method `adopt`, got ppo"):
+            nextpolicy.train(**fields, out=tmp_path / "run")
+    monkeypatch.setattr(warm_start, "module_of", lambda env: {single.config.environment.env: "evil"}.get(env))
+    with pytest.raises(RunError, match=r"init_from: the environment of .* imports evil, which runs its code"):
+        nextpolicy.train(**{**fields, "env": "gymnax/Acrobot-v1"}, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

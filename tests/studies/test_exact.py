@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, spearmanr
 
+from nextpolicy.config import ConfigError
 from nextpolicy.studies.four_rooms import exact, proxy, report, summary
+from nextpolicy.studies.four_rooms.study import configuration
 from nextpolicy.tabular import four_rooms_mdp, solve, theory
 
 from .helpers import STATES, made_up_study
@@ -152,6 +154,7 @@ def test_diff_correlates_with_what_it_is_made_of(study):
     expected = spearmanr(one["diff"] / one["diff_scale"], one["epsilon_next"]).statistic
     assert proxy.correlations(one)["diff_next_error"] == pytest.approx(expected)
     assert np.isnan(proxy.rank_correlation(rounds, np.ones(12)))
+    assert np.isnan(proxy.correlations({**one, "diff_scale": np.zeros(12)})["diff_error"])
     assert np.isnan(proxy.rank_correlation(rounds, np.where(rounds == 3, np.nan, 1.0 * rounds)))
 
 
@@ -178,6 +181,10 @@ def test_a_failure_is_a_value_below_half_the_optimum(study):
     lines = report.failure_table(study)
     assert [line["seeds"] for line in lines] == [3, 3, 3]
     assert sum(line["failed"] for line in lines) == sum(row["failed"] for row in study.rows) > 0
+    exact_quantities = {**study.exact, "value_behaviour": np.full_like(study.exact["value_behaviour"], np.nan)}
+    assert all(row["failed"] for row in summary.member_rows(study.mdp, study.members, study.metrics, exact_quantities))
+    with pytest.raises(ConfigError, match="init_from: expected none in a study, got 'runs/x'"):
+        configuration(init_from="runs/x")
 
 
 def test_intervals_and_pairs():

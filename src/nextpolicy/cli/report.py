@@ -28,6 +28,11 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(arguments)
     allowed = {"allow_mixed": options.allow_mixed, "allow_gaps": options.allow_gaps}
     if options.compact is not None:
+        given = [name for name in ("watch", "page_only", "files", "title", "allow_gaps") if getattr(options, name)]
+        if given:
+            parser.error(f"--compact: expected no other options, got --{given[0].replace('_', '-')}")
+        if not options.compact:
+            parser.error("--compact: expected a folder, got an empty name")
         from nextpolicy.report import compact
 
         compact.write_copies(options.paths, Path(options.compact))

@@ -10,7 +10,7 @@ from pathlib import Path
 from nextpolicy.cli.parsing import Parser, UsageError, check_choice
 
 # Fields of the configuration that the Four Rooms study sets itself.
-_FIXED = ("env", "env_options", "algo", "total_env_steps", "sweep")
+_FIXED = ("env", "env_options", "algo", "total_env_steps", "sweep", "init_from")
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -120,8 +120,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "atari": ATARI,
     "default": DEFAULT,
 }
-# What the paper's tables of settings leave open (docs/paper.md), by environments: `paper` as in its own runs, as far as
-# its results tell; `corrected` as we recommend, with true successors at time limits and a warm-up of one round.
+# What the paper's tables of settings leave open (docs/paper.md), by environments: `paper` as in PureJaxRL, on which the
+# paper builds; `corrected` as we recommend, with true successors at time limits and a warm-up of one round.
 READINGS: dict[str, dict[str, dict[str, Any]]] = {
     "corrected": {"brax": {"warmup_steps": 10}},
     "paper": {

@@ -66,6 +66,8 @@ class TrainConfig:
 
     @property
     def warm_up_rounds(self) -> int:
+        if self.run.init_from:  # its statistics are taken over
+            return 0
         return -(-self.environment.warmup_steps // self.environment.rollout_length)
 
     @property

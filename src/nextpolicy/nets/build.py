@@ -46,7 +46,8 @@ def build(
         critic_module = _Stack(_torso(spec, config), heads.ValueHead(_dtype(config)))
     shared = config.shared_torso and actor is None and critic is None
     prepare = _reader(spec)
-    fused = None if shared else fusion.binder(_torso(spec, config), spec, config)
+    ours = actor is None or critic is None
+    fused = fusion.binder(_torso(spec, config), spec, config) if ours and not shared else None
 
     def bind(module: nn.Module, params: Params) -> Callable[[Array], Any]:
         """`module` with these parameters; our own modules run as fused kernels if there are any."""

@@ -17,7 +17,7 @@ import pandas as pd
 from nextpolicy import runfiles
 from nextpolicy.report import columns
 from nextpolicy.report.members import member_table
-from nextpolicy.report.runs import DRAWN, KEYS, STATISTICS_FILE, ReportError, Run, find, load
+from nextpolicy.report.runs import DRAWN, KEYS, ReportError, Run, find, load
 from nextpolicy.report.text import count
 
 _BITS = 12  # of the 23 stored bits of a float32; a thirteenth is implied
@@ -25,6 +25,8 @@ _BITS = 12  # of the 23 stored bits of a float32; a thirteenth is implied
 
 def write_copies(paths: Sequence[str], out: Path) -> None:
     """Write a small copy of each finished run among `paths` or below them to `out`, under its own name."""
+    if any(place.exists() and not place.is_dir() for place in (out, *out.parents)):
+        raise ReportError(f"compact: expected a folder, got {out}, which is a file or inside one")
     runs = [load(path) for path in find(paths)]
     places = {run.path: out / run.name for run in runs}
     _check(runs, places)
@@ -54,7 +56,7 @@ def _write(run: Run, place: Path) -> None:
         if (run.path / name).is_file():
             shutil.copyfile(run.path / name, part / name)
     statistics = member_table([run])[[each.name for each in columns.STATISTICS]]
-    (part / STATISTICS_FILE).write_text(statistics.to_csv(index_label="member"))
+    (part / runfiles.STATISTICS_FILE).write_text(statistics.to_csv(index_label="member"))
     (part / "metrics" / runfiles.part_name(0, run.rounds - 1)).write_bytes(_drawn(run.frame))
     part.rename(place)
 
@@ -77,4 +79,5 @@ def rounded(values: np.ndarray) -> np.ndarray:
     drop = 23 - _BITS
     bits = values.view(np.uint32)
     near = (bits + np.uint32(1 << (drop - 1))) & np.uint32(-1 << drop & 0xFFFFFFFF)
-    return np.where(np.isfinite(values), near.view(np.float32), values)
+    close = near.view(np.float32)
+    return np.where(np.isfinite(values) & np.isfinite(close), close, values)

@@ -21,7 +21,6 @@ from nextpolicy.config import MAX_MEMBERS, ConfigError, Member, TrainConfig, sho
 from nextpolicy.config.presets import preset_for
 from nextpolicy.report import columns
 
-STATISTICS_FILE = "statistics.csv"  # of a small copy of a run, see `compact`
 DEPTH = 3  # levels below a given folder that are searched for runs
 KEYS = ("round", "env_steps", "member", "seed", "variant")
 DRAWN = ("episode_return", "accepted", "diff_over_threshold", "rounds_held")  # by figures and on the page
@@ -64,6 +63,7 @@ def find(paths: Sequence[str | Path]) -> list[Path]:
         if not path.is_dir():
             raise ReportError(f"report: expected a folder, got {path}")
         inside = [p.parent for d in range(DEPTH + 1) for p in sorted(path.glob("*/" * d + "config.json"))]
+        inside = [p for p in inside if not any(part.startswith(".") for part in p.relative_to(path).parts)]
         if not inside:
             raise ReportError(
                 f"report: expected a run, got {path} (no config.json in it or up to {DEPTH} levels below)"
@@ -101,7 +101,7 @@ def load(path: Path, *, allow_gaps: bool = False) -> Run:
         name=path.resolve().name,
         env=f"{env}[{options}]" if options else env,
         suite=preset_for(env),
-        settings={**settings, "custom": raw.get("custom", []), "extended": raw.get("extended", [])},
+        settings={"init_from": "", **settings, "custom": raw.get("custom", []), "extended": raw.get("extended", [])},
         about=about,
         members=members,
         state=state,
@@ -136,7 +136,7 @@ def _evaluation(path: Path) -> dict[int, float]:
 
 def _statistics(path: Path, members: int) -> pd.DataFrame | None:
     """The statistics of a copy's members, one row each in order; None if the run is no copy."""
-    file = path / STATISTICS_FILE
+    file = path / runfiles.STATISTICS_FILE
     if not file.is_file():
         return None
     try:

@@ -41,7 +41,7 @@ class Source:
             folders = []
             seen.update(str(error).encode())
         for folder in folders:
-            single = [folder / name for name in ("config.json", "status.json", "evaluation.json")]
+            single = [folder / name for name in ("config.json", "status.json", "evaluation.json", "statistics.csv")]
             for file in sorted([*single, *(folder / "metrics").glob("part-*")]):
                 with contextlib.suppress(FileNotFoundError):
                     stat = file.stat()

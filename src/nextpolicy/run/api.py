@@ -13,10 +13,9 @@ from nextpolicy import runfiles
 from nextpolicy.config import FIELDS, ConfigError, TrainConfig, nearest, presets, shown
 from nextpolicy.criteria import OWN, Criterion
 from nextpolicy.envs.registry import is_host, module_of
-from nextpolicy.run import callbacks, checkpoint, sinks, warm_start
+from nextpolicy.run import callbacks, checkpoint, extend, sinks, warm_start
 from nextpolicy.run.callbacks import Callback, Caller
 from nextpolicy.run.dry_run import describe
-from nextpolicy.run.extend import extend
 from nextpolicy.run.folder import RunError, RunFolder, fresh_path
 from nextpolicy.run.job import Job, make_job
 from nextpolicy.run.processes import agreed, idle_cores, use_all_cores
@@ -68,6 +67,8 @@ def train(
     name = env if isinstance(env, str) else f"custom/{_label(env if env_fn is None else env_fn)}"
     own = None if isinstance(criterion, str) else criterion
     config = presets.build(name, preset=preset, algo=algo, criterion=criterion if own is None else OWN, **fields)
+    if config.run.init_from:
+        config = config.replace(init_from=str(Path(config.run.init_from).absolute()))
     custom = {"env": None if isinstance(env, str) else env, "env_params": env_params, "actor": actor, "critic": critic}
     custom |= {"criterion": own, "criterion_params": criterion_params, "env_fn": env_fn}
     _prepare()
@@ -160,30 +161,23 @@ def resume(
     """
     callbacks.check(callback)
     _prepare()
-    folder = _in_one_process(path, lambda: _opened(path, total_env_steps, quiet))
+    folder = _in_one_process(path, lambda: RunFolder.open(path).locked())
     try:
-        config = folder.config()
+        folder.check_whole()
+        config = folder.config() if total_env_steps is None else extend.longer(folder, total_env_steps)
         check_trust(config, trust)
         job = make_job(config, **_same_custom(folder, custom))
+        if total_env_steps is not None:
+            job.check_population()
+            said = extend.record(folder, config) if jax.process_index() == 0 else ""
+            if said and not quiet:
+                print(f"{folder.path}: {said}", file=sys.stderr)
         if folder.status().get("state") != "finished" or not _is_whole(folder, config):
             job.check_population()
             _run(job, folder, callback, quiet=quiet, resume=True, recompute_metrics=recompute_metrics)
     finally:
         folder.unlock()
     return Run(folder, lambda: job)
-
-
-def _opened(path: str | Path, total_env_steps: float | None, quiet: bool) -> RunFolder:
-    """The locked folder of a run, extended if a total is given."""
-    folder = RunFolder.open(path).locked()
-    try:
-        said = "" if total_env_steps is None else extend(folder, total_env_steps)
-    except BaseException:
-        folder.unlock()
-        raise
-    if said and not quiet:
-        print(f"{folder.path}: {said}", file=sys.stderr)
-    return folder
 
 
 def load(path: str | Path, *, trust: Trust = (), **custom: Any) -> Run:

@@ -17,7 +17,7 @@ from typing import Any
 from nextpolicy._version import __version__
 from nextpolicy.config import ConfigError, TrainConfig, shown
 from nextpolicy.envs import registry
-from nextpolicy.runfiles import NOT_SETTINGS, extensions, overwrite_json, read_object, write_json
+from nextpolicy.runfiles import NOT_SETTINGS, STATISTICS_FILE, extensions, overwrite_json, read_object, write_json
 
 
 class RunError(ValueError):
@@ -92,6 +92,11 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def check_whole(self) -> None:
+        """Raise if this is a small copy of a run, which has neither checkpoints nor all metrics."""
+        if (self.path / STATISTICS_FILE).exists():
+            raise RunError(f"run: {self.path} is a small copy for reports; use the run that it was made of")
 
     def raw_config(self) -> dict[str, Any]:
         """The content of config.json, not yet validated as a configuration."""

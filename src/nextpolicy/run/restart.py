@@ -141,11 +141,11 @@ def _compute_again(
         why = "several processes" if not job.on_host else f"{job.setup.spec.id}, which cannot save its state"
         say(f"{gap}; they cannot be recomputed with {why}")
         return
-    extended = max((rounds for rounds, _ in runfiles.extensions(folder.raw_config())), default=0)
-    if gap.first < extended:
-        say(f"{gap}; they cannot be recomputed, since the run was extended after round {extended}")
-        return
     start = max((r for r in usable if r <= gap.first), default=0)
+    extended = max((rounds for rounds, _ in runfiles.extensions(folder.raw_config())), default=0)
+    if start < extended:  # earlier rounds had other schedules
+        say(f"{gap}; they cannot be recomputed: the run was extended after round {extended}, and no checkpoint is left")
+        return
     if not start and first is None:
         command = f"`nextpolicy resume {shlex.quote(str(folder.path))} --recompute-metrics`"
         say(f"{gap}; there is no earlier checkpoint; {command} recomputes them from round 0")

@@ -100,6 +100,7 @@ class Run:
 
         Raises if metrics are missing or damaged; with `allow_gaps`, only if this affects these last steps.
         """
+        self._folder.check_whole()
         first = (1 - runfiles.SCORE_SHARE) * self.config.num_rounds
         late = [d for d in self._damage() if d.last + 1 > first]
         frame = self.partial_metrics() if allow_gaps and not late else self.metrics
@@ -193,6 +194,7 @@ class Run:
     @cached_property
     def _agents(self) -> Any:
         """The agents of all members, leaves [M, ...], from the newest intact checkpoint."""
+        self._folder.check_whole()
         place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), self._job.template())
         check_config(self._folder)

@@ -105,11 +105,11 @@ def _train(
         records: dict[str, FileRecord] = {}
         if resume:
             latest = config.num_rounds if at_most is None else at_most
-            first = partial(first_state, job, program)
+            first = partial(first_state, job, program, folder)
             where = starting_point(job, program, folder, bar.say, first, at_most=latest, recompute=recompute_metrics)
             state, done, records = where
         else:
-            state = first_state(job, program)
+            state = first_state(job, program, folder)
         _status(folder, "running", done, config)
         for block in _blocks(job, program, state, done, folder, records):
             interrupt.check()

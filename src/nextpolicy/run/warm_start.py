@@ -1,7 +1,12 @@
-"""Start a run from the parameters and statistics of another run (`init_from`)."""
+"""Start a run from the parameters and statistics of another run (`init_from`).
+
+They are stored in the new run's folder (`start.npz`), so that it can be repeated after the other run has changed.
+"""
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,24 +20,32 @@ from nextpolicy.loop.state import MemberState
 from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.job import Job, make_job
 from nextpolicy.run.run import Run
+from nextpolicy.runfiles import write_whole
+
+STORED = "start.npz"  # the adopted learners: arrays "0", "1", ..., each [M, ...]
 
 
-def first_state(job: Job, program: Program) -> MemberState:
+def first_state(job: Job, program: Program, folder: RunFolder) -> MemberState:
     """The state before the first round."""
     state = program.init(job.seeds)
-    return _adopt(job, state) if job.config.run.init_from else state
+    return _adopt(job, state, _learners(job, folder.path / STORED)) if job.config.run.init_from else state
 
 
 def check(job: Job) -> None:
     """Raise if the run named by `init_from` cannot be used."""
-    if job.config.run.init_from:
-        _learners(job)
+    if not job.config.run.init_from:
+        return
+    if jax.process_count() > 1:
+        raise ConfigError("init_from: expected a run in one process, got several processes")
+    if not hasattr(job.setup.algorithm, "adopt"):
+        raise ConfigError(f"init_from: expected an algorithm with a method `adopt`, got {job.setup.algorithm.name}")
+    _of_other_run(job)
 
 
-def _adopt(job: Job, state: MemberState) -> MemberState:
-    """`state` with the parameters and statistics of the other run. Optimiser, counters and environments are new."""
+def _adopt(job: Job, state: MemberState, learners: Any) -> MemberState:
+    """`state` with the parameters and statistics of `learners`. Optimiser, counters and environments are new."""
     algorithm, agent = job.setup.algorithm, state.agent
-    learner = jax.vmap(algorithm.adopt)(agent.learner, _learners(job))
+    learner = jax.vmap(algorithm.adopt)(agent.learner, learners)
     # Copied, because learner and target share arrays, and each round donates both.
     put = lambda new, old: jax.device_put(jnp.copy(new), old.sharding)  # noqa: E731
     learner, target = (
@@ -42,22 +55,38 @@ def _adopt(job: Job, state: MemberState) -> MemberState:
     return state._replace(agent=agent._replace(learner=learner, target=target))
 
 
-def _learners(job: Job) -> Any:
+def _learners(job: Job, stored: Path) -> Any:
+    """The learners to start from, leaves [M, ...]: those stored in this run, or else the other run's, now stored."""
+    template = job.template().agent.learner
+    if stored.is_file():
+        try:
+            with np.load(stored) as found:
+                leaves = [jnp.asarray(found[str(i)]) for i in range(len(found.files))]
+            learners = jax.tree.unflatten(jax.tree.structure(template), leaves)
+        except (OSError, ValueError, KeyError) as error:
+            raise RunError(f"run: {stored} cannot be read ({' '.join(str(error).split())}); train a new run") from None
+        if _shapes(learners) != _shapes(template):
+            raise RunError(f"run: {stored} has arrays of other shapes; train a new run")
+        return learners
+    learners = _of_other_run(job)
+    file = io.BytesIO()
+    arrays: dict[str, Any] = {str(i): np.asarray(x) for i, x in enumerate(jax.tree.leaves(learners))}
+    np.savez(file, **arrays)
+    write_whole(stored, file.getvalue())
+    return learners
+
+
+def _of_other_run(job: Job) -> Any:
     """The other run's learners, leaves [M, ...]: one for each member, or the only one for all."""
-    if jax.process_count() > 1:
-        raise ConfigError("init_from: expected a run in one process, got several processes")
-    if not hasattr(job.setup.algorithm, "adopt"):
-        raise ConfigError(f"init_from: expected an algorithm with `adopt`, got {job.setup.algorithm.name}")
     path, own = job.config.run.init_from, len(job.seeds)
     try:
         agents, members = _agents(job, path)
     except RunError as error:
-        raise ConfigError(f"init_from: {error}") from None
+        raise RunError(f"init_from: {error}") from None
     if members not in (1, own):
-        raise ConfigError(f"init_from: expected a run with 1 or {own} members, got {path} with {members}")
-    wanted, found = (_shapes(state) for state in (job.template().agent.learner, agents.learner))
-    if wanted != found:
-        raise ConfigError(f"init_from: expected networks and normalisation like this run's, got others in {path}")
+        raise RunError(f"init_from: expected a run with 1 or {own} members, got {path} with {members}")
+    if _shapes(job.template().agent.learner) != _shapes(agents.learner):
+        raise RunError(f"init_from: expected networks and normalisation like this run's, got others in {path}")
     return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[np.arange(own) % members]), agents.learner)
 
 
@@ -67,9 +96,9 @@ def _agents(job: Job, path: str) -> tuple[Any, int]:
     config = folder.config()
     module = module_of(config.environment.env)
     if folder.raw_config().get("custom"):
-        raise RunError(f"{path} was trained with objects passed from Python, which are not stored")
+        raise RunError(f"{path} was trained with objects passed from Python; choose a run without")
     if module is not None and module != module_of(job.config.environment.env):
-        raise RunError(f"the environment of {path} imports {module}, which runs its code")
+        raise RunError(f"the environment of {path} imports {module}, which runs its code; choose another run")
     run = Run(folder, lambda: make_job(config))
     return run._agents, len(run.members)
 

@@ -21,7 +21,8 @@ TRACKED = {  # column -> (exact quantity, rounds by which it precedes diff, desc
 
 def correlations(one: Mapping[str, np.ndarray]) -> dict[str, float]:
     """`diff_<column>` and `diff_<column>_detrended` of one member, whose columns are [K]; NaN without variation."""
-    diff = one["diff"] / one["diff_scale"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        diff = one["diff"] / one["diff_scale"]
     found = {}
     for column, (name, lag, _) in TRACKED.items():
         x, y = diff[lag:], one[name][: len(diff) - lag]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nextpolicy.config import Member, TrainConfig, presets, whole
+from nextpolicy.config import ConfigError, Member, TrainConfig, presets, shown, whole
 from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.job import Job, make_job
 from nextpolicy.run.program_cache import enable_cache
@@ -78,6 +78,8 @@ class Study:
 def configuration(noise: str = "fail", rounds: int = ROUNDS, **fields: Any) -> TrainConfig:
     """The preset for the three algorithms, with `fields` changed by flat name."""
     rounds = whole("rounds", rounds, 1, 2**31 - 1)
+    if fields.get("init_from"):
+        raise ConfigError(f"init_from: expected none in a study, got {shown(fields['init_from'])}")
     four_rooms_mdp.move_probabilities(noise)
     given = {"seeds": 8, "block_rounds": min(BLOCK_ROUNDS, rounds), **fields}
     config = presets.build("four-rooms", algo=ALGOS, env_options={"noise": noise}, **given)

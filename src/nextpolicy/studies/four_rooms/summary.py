@@ -57,7 +57,7 @@ def _row(best: float, one: Mapping[str, np.ndarray]) -> dict[str, Any]:
         "final_value": final,
         "final_target_value": float(one["value_target"][-1]),
         "near_optimal": bool(best - final <= CLOSE),
-        "failed": bool(final < FAILED * best),
+        "failed": not final >= FAILED * best,  # NaN is a failure too
         "value_at_60": float(value[min(LATE, len(value)) - 1]),
         "largest_late_drop": _largest_drop(value[LATE:]),
         "updates": int(accepted.sum()),
