@@ -14,13 +14,15 @@ if TYPE_CHECKING:
     from nextpolicy.run.api import resume as resume
     from nextpolicy.run.api import train as train
     from nextpolicy.run.callbacks import BlockEnd as BlockEnd
+    from nextpolicy.run.callbacks import EvaluateEvery as EvaluateEvery
     from nextpolicy.run.callbacks import stop_at_return as stop_at_return
     from nextpolicy.run.run import Run as Run
 
-__all__ = ["BlockEnd", "GateParams", "Run", "__version__", "load", "resume", "stop_at_return", "train"]
+__all__ = ["BlockEnd", "EvaluateEvery", "GateParams", "Run", "__version__", "load", "resume", "stop_at_return", "train"]
 
 _HOMES = {
     "BlockEnd": "nextpolicy.run.callbacks",
+    "EvaluateEvery": "nextpolicy.run.callbacks",
     "GateParams": "nextpolicy.criteria.stable_values",
     "Run": "nextpolicy.run.run",
     "load": "nextpolicy.run.api",

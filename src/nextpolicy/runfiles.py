@@ -26,6 +26,8 @@ import pandas as pd
 OPERATIONAL_FIELDS = frozenset({"population", "devices", "block_rounds", "tensorboard", "wandb", "keep_checkpoints"})
 
 STATISTICS_FILE = "statistics.csv"  # in a small copy of a run (`nextpolicy report --compact`)
+EVALUATIONS = "evaluations.csv"  # returns of the policies during training, if it was asked for
+BEST = "best"  # folder of the policies with the highest of these returns, one file for each member
 NOT_SETTINGS = ("about", "custom", "extended")  # keys of config.json that are not fields of the configuration
 
 SCORE_SHARE = 0.1  # a member's score is its mean return over this last share of its steps

@@ -6,6 +6,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,6 +14,8 @@ import pytest
 import nextpolicy
 from nextpolicy.cli import main as cli
 from nextpolicy.config import ConfigError
+from nextpolicy.run.callbacks import all_of
+from nextpolicy.run.folder import RunError
 
 from .helpers import SMALL, assert_same_run, options
 
@@ -91,3 +94,65 @@ def test_a_callback_that_fails_costs_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="callback: expected a function of a BlockEnd, got 3"):
         nextpolicy.train(**FIELDS, callback=3, out=tmp_path / "three")  # type: ignore[arg-type]
     assert not (tmp_path / "three").exists()
+
+
+def test_the_best_policy_of_each_member_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshots: dict[tuple[int, int], Any] = {}
+
+    class Watching(nextpolicy.EvaluateEvery):
+        def _row(self, block: nextpolicy.BlockEnd, member: int) -> dict[str, Any]:
+            snapshots[block.env_steps, member] = block.run.snapshot("target", member)
+            # Member 0 is best in the middle, member 1 at the end.
+            mean = {0: {128: 1.0, 256: 9.0, 320: 5.0}, 1: {128: 1.0, 256: 2.0, 320: 3.0}}[member][block.env_steps]
+            return {**super()._row(block, member), "mean": mean}
+
+    run = nextpolicy.train(**FIELDS, callback=Watching(100, episodes=4), out=tmp_path / "run")
+    table = pd.read_csv(run.path / "evaluations.csv")
+    assert table["env_steps"].tolist() == [128, 128, 256, 256, 320, 320]
+    assert table.loc[table["member"] == 0, "mean"].tolist() == [1.0, 9.0, 5.0]
+    for member, steps in ((0, 256), (1, 320)):
+        for x, y in zip(
+            jax.tree.leaves(run.snapshot("best", member)), jax.tree.leaves(snapshots[steps, member]), strict=True
+        ):
+            np.testing.assert_array_equal(x, y)
+    assert run.policy("best", 1)(np.zeros(run._job.setup.spec.obs_shape, np.float32)) is not None
+    assert cli.main(["eval", str(run.path), "--policy", "best", "--episodes", "2"]) == 0
+
+
+def test_evaluations_of_a_run_that_was_cut_off_are_those_of_a_whole_one(tmp_path: Path) -> None:
+    every = {"episodes": 4}
+    whole = nextpolicy.train(**FIELDS, callback=nextpolicy.EvaluateEvery(64, **every), out=tmp_path / "whole")
+    both = all_of(nextpolicy.EvaluateEvery(64, **every), lambda block: block.rounds_done == 6)
+    cut = nextpolicy.train(**FIELDS, callback=both, out=tmp_path / "cut")
+    assert cut.status["state"] == "stopped"
+    again = nextpolicy.resume(cut.path, quiet=True, callback=nextpolicy.EvaluateEvery(64, **every))
+    names = ["evaluations.csv", "best/member-00000.npz", "best/member-00001.npz"]
+    for name in names[:1]:
+        assert (again.path / name).read_bytes() == (whole.path / name).read_bytes()
+    for member in range(2):
+        pairs = zip(*(jax.tree.leaves(run.snapshot("best", member)) for run in (again, whole)), strict=True)
+        assert all(np.array_equal(x, y) for x, y in pairs)
+    table = pd.read_csv(whole.path / "evaluations.csv")
+    assert len(table) == 10
+    own = table[table["member"] == 0].iloc[-1]
+    expected = whole.evaluate(episodes=4).iloc[0]
+    assert (own["mean"], own["std"]) == pytest.approx((expected["mean"], expected["std"]))
+
+
+def test_bad_evaluations_are_one_line(tmp_path: Path) -> None:
+    for arguments, words in (((0,), "evaluate_every"), ((64, 0), "episodes"), ((64, 4, "best"), "policy: expected")):
+        with pytest.raises(ConfigError, match=words):
+            nextpolicy.EvaluateEvery(*arguments)
+    run = nextpolicy.train(**FIELDS, out=tmp_path / "run")
+    with pytest.raises(RunError, match="has no best policy of member 1; train with --evaluate-every"):
+        run.policy("best", 1)
+    with pytest.raises(ConfigError, match="policy: expected 'target', 'behaviour' or 'best', got 'worst'"):
+        run.policy("worst")
+    (run.path / "best").mkdir()
+    (run.path / "best" / "member-00000.npz").write_bytes(b"no arrays")
+    with pytest.raises(RunError, match=r"member-00000.npz cannot be read"):
+        run.policy("best")
+    words = ["train", "probe/action", *options(**{k: v for k, v in FIELDS.items() if k not in ("env", "quiet")})]
+    words += ["--quiet", "--evaluate-every", "200", "--evaluate-episodes", "2", "--out", str(tmp_path / "other")]
+    assert cli.main(words) == 0
+    assert pd.read_csv(tmp_path / "other" / "evaluations.csv")["env_steps"].unique().tolist() == [256, 320]

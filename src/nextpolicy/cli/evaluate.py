@@ -11,7 +11,7 @@ def main(arguments: Sequence[str]) -> None:
     """Print a table of returns and record the video if requested."""
     parser = Parser(prog="nextpolicy eval", description="Evaluate the policies of a run over whole episodes.")
     parser.add_argument("run", help="Run folder.")
-    parser.add_argument("--policy", default="target", help="target or behaviour.")
+    parser.add_argument("--policy", default="target", help="target, behaviour or, after --evaluate-every, best.")
     parser.add_argument("--episodes", type=int, default=100, help="Episodes per member.")
     parser.add_argument("--num-envs", type=int, help="Parallel environments; default one per episode.")
     parser.add_argument("--greedy", action="store_true", help="Take the most probable action instead of sampling.")

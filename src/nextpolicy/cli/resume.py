@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nextpolicy.cli.parsing import Parser, join_processes
-from nextpolicy.cli.train import STOP_HELP, print_scores, stopping
+from nextpolicy.cli.train import add_callbacks, callback_of, print_scores
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -18,7 +18,7 @@ def main(arguments: Sequence[str]) -> None:
         "--recompute-metrics", action="store_true", help="Recompute lost metrics, from round 0 if necessary."
     )
     text = "Extend the run to this many steps of each member, e.g. 2e6; schedules then run over the new total."
-    parser.add_argument("--stop-at-return", type=float, metavar="R", help=STOP_HELP)
+    add_callbacks(parser)
     parser.add_argument("--total-env-steps", metavar="N", help=text)
     parser.add_trust("the run's environment id")
     options = parser.parse(arguments)
@@ -32,6 +32,6 @@ def main(arguments: Sequence[str]) -> None:
             trust=options.trust_module,
             recompute_metrics=options.recompute_metrics,
             total_env_steps=options.total_env_steps,
-            callback=stopping(options.stop_at_return),
+            callback=callback_of(options),
         )
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,6 @@ from nextpolicy.cli.parsing import Parser, join_processes
 if TYPE_CHECKING:
     from nextpolicy.run.callbacks import Callback
     from nextpolicy.run.run import Run
-
-STOP_HELP = "Stop once the mean return of every member in a block of rounds is at least R; resume continues."
 
 
 def parser() -> Parser:
@@ -30,7 +29,7 @@ def parser() -> Parser:
     made.add_argument("--quiet", action="store_true", help="Show no progress.")
     text = "Print the settings, members, rounds, memory and expected time, from two compiled rounds; train nothing."
     made.add_argument("--dry-run", action="store_true", help=text)
-    made.add_argument("--stop-at-return", type=float, metavar="R", help=STOP_HELP)
+    add_callbacks(made)
     made.add_processes()
     made.add_fields(skip=("env",), several=("env_options", "sweep"))
     return made
@@ -49,14 +48,25 @@ def main(arguments: Sequence[str]) -> None:
         print(*api.dry_run(options.env, preset=options.preset, **fields), sep="\n")
         return
     where = {"preset": options.preset, "out": options.out, "quiet": options.quiet}
-    print_scores(api.train(options.env, **where, callback=stopping(options.stop_at_return), **fields))
+    print_scores(api.train(options.env, **where, callback=callback_of(options), **fields))
 
 
-def stopping(threshold: float | None) -> Callback | None:
-    """The callback of `--stop-at-return`."""
-    from nextpolicy.run.callbacks import stop_at_return
+def callback_of(options: argparse.Namespace) -> Callback | None:
+    """The callback of `--stop-at-return` and `--evaluate-every`."""
+    from nextpolicy.run.callbacks import EvaluateEvery, all_of, stop_at_return
 
-    return None if threshold is None else stop_at_return(threshold)
+    stop = None if options.stop_at_return is None else stop_at_return(options.stop_at_return)
+    every = options.evaluate_every
+    return all_of(None if every is None else EvaluateEvery(every, options.evaluate_episodes), stop)
+
+
+def add_callbacks(parser: Parser) -> None:
+    """Options of training that are not fields of the configuration."""
+    text = "Stop once the mean return of every member in a block of rounds is at least R; resume continues."
+    parser.add_argument("--stop-at-return", type=float, metavar="R", help=text)
+    text = "Evaluate the target policies every N steps, write evaluations.csv, and keep the best policy of each member."
+    parser.add_argument("--evaluate-every", type=float, metavar="N", help=text)
+    parser.add_argument("--evaluate-episodes", type=int, default=32, metavar="E", help="Episodes of each evaluation.")
 
 
 def print_scores(run: Run) -> None:

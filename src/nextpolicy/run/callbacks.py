@@ -11,11 +11,13 @@ import jax
 import numpy as np
 import pandas as pd
 
-from nextpolicy.config import ConfigError, shown
-from nextpolicy.run import metrics
+from nextpolicy.config import ConfigError, shown, whole
+from nextpolicy.loop.evaluate import evaluator
+from nextpolicy.run import arrays, metrics
 from nextpolicy.run.folder import RunFolder
 from nextpolicy.run.job import Job
 from nextpolicy.run.run import Run
+from nextpolicy.runfiles import BEST, EVALUATIONS, write_whole
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,61 @@ def stop_at_return(threshold: float) -> Callback:
     if not isinstance(threshold, int | float) or isinstance(threshold, bool) or not math.isfinite(threshold):
         raise ConfigError(f"stop_at_return: expected a finite number, got {shown(threshold)}")
     return lambda block: bool((block.returns() >= threshold).all())
+
+
+class EvaluateEvery:
+    """A callback that evaluates every member's policy over whole episodes, and keeps the best policy of each.
+
+    Evaluates at the end of the first block after every `env_steps` steps, and at the end of training. Writes
+    `evaluations.csv` to the run folder; `run.policy("best")` is the policy with the highest mean return.
+    """
+
+    def __init__(self, env_steps: float, episodes: int = 32, policy: str = "target") -> None:
+        self.every, self.episodes = whole("evaluate_every", env_steps, 1, 10**15), whole("episodes", episodes, 1, 10**6)
+        if policy not in ("target", "behaviour"):
+            raise ConfigError(f"policy: expected 'target' or 'behaviour', got {policy!r}")
+        self.policy = policy
+        self._evaluate: Any = None
+        self._next = self.every
+
+    def __call__(self, block: BlockEnd) -> None:
+        if block.env_steps < self._next and block.rounds_done < block.rounds:
+            return
+        self._next = (block.env_steps // self.every + 1) * self.every
+        rows = [self._row(block, member) for member in range(len(block.run.members))]
+        file = block.run.path / EVALUATIONS
+        before = pd.read_csv(file) if file.is_file() else pd.DataFrame(columns=list(rows[0]))
+        before = before[before["env_steps"] < block.env_steps]  # a run that was cut off repeats the rest
+        best = before.groupby("member")["mean"].max()
+        (block.run.path / BEST).mkdir(exist_ok=True)
+        for row in rows:
+            if not row["mean"] <= best.get(row["member"], -math.inf):
+                path = block.run.path / BEST / f"member-{row['member']:05d}.npz"
+                arrays.save(path, block.run.snapshot(self.policy, row["member"]))
+        table = pd.concat([before, pd.DataFrame(rows)]) if len(before) else pd.DataFrame(rows)
+        write_whole(file, table.to_csv(index=False).encode())
+
+    def _row(self, block: BlockEnd, member: int) -> dict[str, Any]:
+        job = block.run._job
+        if self._evaluate is None:  # compiled once
+            self._evaluate = evaluator(job.env, job.setup.networks, num_envs=self.episodes)
+        key = jax.random.fold_in(jax.random.key(0), member)
+        result = jax.device_get(self._evaluate(block.run.snapshot(self.policy, member), key))
+        who = block.run.members[member]
+        mean, std = float(result.returns.mean()), float(result.returns.std())
+        found = {"env_steps": block.env_steps, "member": member, "variant": who.variant, "seed": who.seed}
+        return {**found, "episodes": self.episodes, "mean": mean, "std": std}
+
+
+def all_of(*chosen: Callback | None) -> Callback | None:
+    """One callback that calls all of these, and stops if one of them wants to; None if there are none."""
+    given = [callback for callback in chosen if callback is not None]
+
+    def call(block: BlockEnd) -> bool:
+        wishes = [callback(block) for callback in given]  # all are called, also after one that wants to stop
+        return any(wishes)
+
+    return call if given else None
 
 
 def check(callback: Any) -> None:

@@ -19,7 +19,7 @@ from nextpolicy.config import MAX_SEED, ConfigError, Member, TrainConfig, shown,
 from nextpolicy.envs.base import is_host_env
 from nextpolicy.loop.evaluate import evaluator
 from nextpolicy.nets import build as nets
-from nextpolicy.run import checkpoint
+from nextpolicy.run import arrays, checkpoint
 from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.job import Job
 from nextpolicy.run.policy import Policy
@@ -123,13 +123,25 @@ class Run:
         return plot(self.metrics, metric, self.config.environment.env)
 
     def snapshot(self, policy: str = "target", member: int = 0) -> PolicySnapshot:
-        """Parameters and statistics of a member's policy at the newest intact checkpoint."""
-        if policy not in ("target", "behaviour"):
-            raise ConfigError(f"policy: expected 'target' or 'behaviour', got {policy!r}")
+        """Parameters and statistics of a member's policy at the newest intact checkpoint.
+
+        `policy` is "target", "behaviour" or, if the run was evaluated during training, "best".
+        """
+        if policy not in ("target", "behaviour", "best"):
+            raise ConfigError(f"policy: expected 'target', 'behaviour' or 'best', got {policy!r}")
         member = whole("member", member, 0, len(self.members) - 1)
+        if policy == "best":
+            return self._best(member)
         agent = jax.tree.map(lambda x: x[member], self._agents)
         chosen = agent.target if policy == "target" else self._job.setup.algorithm.behaviour(agent.learner)
         return cast(PolicySnapshot, chosen)
+
+    def _best(self, member: int) -> PolicySnapshot:
+        self._folder.check_whole()
+        file = self.path / runfiles.BEST / f"member-{member:05d}.npz"
+        if not file.is_file():
+            raise RunError(f"run: {self.path} has no best policy of member {member}; train with --evaluate-every")
+        return cast(PolicySnapshot, arrays.load(file, arrays.of_one(self._job.template().agent.target)))
 
     def policy(self, policy: str = "target", member: int = 0) -> Policy:
         """A member's policy as a function `policy(obs, key=None)`; see `Policy`."""

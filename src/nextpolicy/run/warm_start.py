@@ -5,7 +5,6 @@ They are stored in the new run's folder (`start.npz`), so that it can be repeate
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ from nextpolicy.config import ConfigError
 from nextpolicy.envs.registry import module_of
 from nextpolicy.loop.population import Program
 from nextpolicy.loop.state import MemberState
+from nextpolicy.run import arrays
 from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.job import Job, make_job
 from nextpolicy.run.run import Run
-from nextpolicy.runfiles import write_whole
 
 STORED = "start.npz"  # the adopted learners: arrays "0", "1", ..., each [M, ...]
 
@@ -57,22 +56,10 @@ def _adopt(job: Job, state: MemberState, learners: Any) -> MemberState:
 
 def _learners(job: Job, stored: Path) -> Any:
     """The learners to start from, leaves [M, ...]: those stored in this run, or else the other run's, now stored."""
-    template = job.template().agent.learner
     if stored.is_file():
-        try:
-            with np.load(stored) as found:
-                leaves = [jnp.asarray(found[str(i)]) for i in range(len(found.files))]
-            learners = jax.tree.unflatten(jax.tree.structure(template), leaves)
-        except (OSError, ValueError, KeyError) as error:
-            raise RunError(f"run: {stored} cannot be read ({' '.join(str(error).split())}); train a new run") from None
-        if _shapes(learners) != _shapes(template):
-            raise RunError(f"run: {stored} has arrays of other shapes; train a new run")
-        return learners
+        return arrays.load(stored, job.template().agent.learner)
     learners = _of_other_run(job)
-    file = io.BytesIO()
-    arrays: dict[str, Any] = {str(i): np.asarray(x) for i, x in enumerate(jax.tree.leaves(learners))}
-    np.savez(file, **arrays)
-    write_whole(stored, file.getvalue())
+    arrays.save(stored, learners)
     return learners
 
 
@@ -85,7 +72,8 @@ def _of_other_run(job: Job) -> Any:
         raise RunError(f"init_from: {error}") from None
     if members not in (1, own):
         raise RunError(f"init_from: expected a run with 1 or {own} members, got {path} with {members}")
-    if _shapes(job.template().agent.learner) != _shapes(agents.learner):
+    own_shapes, others = (arrays.shapes(arrays.of_one(x)) for x in (job.template().agent.learner, agents.learner))
+    if own_shapes != others:
         raise RunError(f"init_from: expected networks and normalisation like this run's, got others in {path}")
     return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[np.arange(own) % members]), agents.learner)
 
@@ -101,8 +89,3 @@ def _agents(job: Job, path: str) -> tuple[Any, int]:
         raise RunError(f"the environment of {path} imports {module}, which runs its code; choose another run")
     run = Run(folder, lambda: make_job(config))
     return run._agents, len(run.members)
-
-
-def _shapes(tree: Any) -> tuple[Any, list[tuple[Any, ...]]]:
-    """Structure, and shapes without the member axis."""
-    return jax.tree.structure(tree), [(x.shape[1:], str(x.dtype)) for x in jax.tree.leaves(tree)]

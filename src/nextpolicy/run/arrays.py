@@ -1,0 +1,47 @@
+"""A pytree of arrays as a file: leaf i is the array "i" of an .npz file. Reading it executes no code."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nextpolicy.run.folder import RunError
+from nextpolicy.runfiles import write_whole
+from nextpolicy.types import PyTree
+
+
+def save(path: Path, tree: PyTree) -> None:
+    """Write the leaves of a tree, atomically."""
+    file = io.BytesIO()
+    leaves: dict[str, Any] = {str(i): np.asarray(x) for i, x in enumerate(jax.tree.leaves(tree))}
+    np.savez(file, **leaves)
+    write_whole(path, file.getvalue())
+
+
+def load(path: Path, template: PyTree) -> PyTree:
+    """The tree in a file. Raises unless it has the structure, shapes and dtypes of `template`."""
+    try:
+        with np.load(path) as found:
+            leaves = [jnp.asarray(found[str(i)]) for i in range(len(found.files))]
+        tree = jax.tree.unflatten(jax.tree.structure(template), leaves)
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise RunError(f"run: {path} cannot be read ({' '.join(str(error).split())}); train a new run") from None
+    if shapes(tree) != shapes(template):
+        raise RunError(f"run: {path} has arrays of other shapes; train a new run")
+    return tree
+
+
+def shapes(tree: PyTree) -> tuple[Any, list[tuple[Any, str]]]:
+    """Structure, shapes and dtypes."""
+    return jax.tree.structure(tree), [(tuple(x.shape), str(x.dtype)) for x in jax.tree.leaves(tree)]
+
+
+def of_one(tree: PyTree) -> PyTree:
+    """Shapes and dtypes without the leading member axis."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
