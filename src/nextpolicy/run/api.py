@@ -67,8 +67,7 @@ def train(
     name = env if isinstance(env, str) else f"custom/{_label(env if env_fn is None else env_fn)}"
     own = None if isinstance(criterion, str) else criterion
     config = presets.build(name, preset=preset, algo=algo, criterion=criterion if own is None else OWN, **fields)
-    if config.run.init_from:
-        config = config.replace(init_from=str(Path(config.run.init_from).absolute()))
+    config = warm_start.located(config)
     custom = {"env": None if isinstance(env, str) else env, "env_params": env_params, "actor": actor, "critic": critic}
     custom |= {"criterion": own, "criterion_params": criterion_params, "env_fn": env_fn}
     _prepare()

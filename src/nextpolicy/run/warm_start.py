@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nextpolicy.config import ConfigError
+from nextpolicy.config import ConfigError, TrainConfig
 from nextpolicy.envs.registry import module_of
 from nextpolicy.loop.population import Program
 from nextpolicy.loop.state import MemberState
@@ -28,6 +28,12 @@ def first_state(job: Job, program: Program, folder: RunFolder) -> MemberState:
     """The state before the first round."""
     state = program.init(job.seeds)
     return _adopt(job, state, _learners(job, folder.path / STORED)) if job.config.run.init_from else state
+
+
+def located(config: TrainConfig) -> TrainConfig:
+    """The configuration with the absolute path of the other run, if there is one."""
+    path = config.run.init_from
+    return config.replace(init_from=str(Path(path).absolute())) if path else config
 
 
 def check(job: Job) -> None:
