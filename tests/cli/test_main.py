@@ -272,7 +272,7 @@ def test_eval(trained: Path, capsys: pytest.CaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--policy", "best"], "policy: expected 'target' or 'behaviour', got 'best'"),
+        (["--policy", "worst"], "policy: expected 'target', 'behaviour' or 'best', got 'worst'"),
         (["--episodes", "0"], "episodes: expected a whole number of at least 1"),
         (["--episodes", "5", "--num-envs", "2"], "episodes: expected a multiple of num_envs, 2, got 5"),
         (["--num-envs", "-1"], "num_envs: expected a whole number of at least 1"),
