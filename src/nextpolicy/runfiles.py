@@ -25,6 +25,8 @@ import pandas as pd
 # Settings that do not affect results: they may differ between compared runs and be edited before a resume.
 OPERATIONAL_FIELDS = frozenset({"population", "devices", "block_rounds", "tensorboard", "wandb", "keep_checkpoints"})
 
+EVALUATION = "evaluation.json"  # returns of the target policy, written by a suite once training has finished
+STUDY = "study.json"  # marks the run of a study, whose tables belong to its rounds
 STATISTICS_FILE = "statistics.csv"  # in a small copy of a run (`nextpolicy report --compact`)
 EVALUATIONS = "evaluations.csv"  # returns of the policies during training, if it was asked for
 BEST = "best"  # folder of the policies with the highest of these returns, one file for each member

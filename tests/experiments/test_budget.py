@@ -15,8 +15,9 @@ from nextpolicy.experiments.deadline import Deadline
 from nextpolicy.experiments.engines import LocalEngine
 from nextpolicy.experiments.execution import Outcome, run_task
 from nextpolicy.experiments.suite import Suite, slug
-from nextpolicy.experiments.task import EVALUATION, Task, open_folder, state_of
+from nextpolicy.experiments.task import Task, open_folder, state_of
 from nextpolicy.run import api
+from nextpolicy.runfiles import EVALUATION
 
 pytestmark = pytest.mark.quick_compilation
 TINY = {"total_env_steps": 64, "num_envs": 4, "rollout_length": 8, "minibatch_size": 32, "hidden": (8,)}

@@ -19,11 +19,12 @@ import pytest
 
 from nextpolicy.experiments import engines
 from nextpolicy.experiments.catalogue import SUITES
-from nextpolicy.experiments.task import EVALUATION, Task, state_of, tasks
+from nextpolicy.experiments.task import Task, state_of, tasks
 from nextpolicy.report.comparable import load_all
 from nextpolicy.report.members import member_table
 from nextpolicy.report.tables import all_tables
 from nextpolicy.run.folder import RunFolder
+from nextpolicy.runfiles import EVALUATION
 
 pytestmark = pytest.mark.slow
 

@@ -24,6 +24,7 @@ SMALL: dict[str, Any] = {
     "devices": 1,
     "total_env_steps": 32 * 10,
 }
+FOUR_ROOMS: dict[str, Any] = {**SMALL, "env": "four-rooms", "quiet": True}  # of the fixture `whole`
 COMMAND = [sys.executable, "-m", "nextpolicy"]
 
 

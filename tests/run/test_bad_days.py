@@ -31,7 +31,8 @@ from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.job import make_job
 from nextpolicy.run.training import run_job
 
-from .helpers import COMMAND, SMALL, assert_same_run, contents, environment, options
+from .helpers import COMMAND, assert_same_run, contents, environment, options
+from .helpers import FOUR_ROOMS as FIELDS
 
 pytestmark = [
     pytest.mark.allow_rank_promotion,
@@ -39,20 +40,6 @@ pytestmark = [
     pytest.mark.quick_compilation,
     pytest.mark.usefixtures("programs_kept"),
 ]
-
-FIELDS: dict[str, Any] = {**SMALL, "env": "four-rooms", "quiet": True}
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> nextpolicy.Run:
-    """Ten rounds, checkpoints of rounds 9 and 10."""
-    return nextpolicy.train(**FIELDS, out=tmp_path_factory.mktemp("runs") / "whole")
-
-
-@pytest.fixture
-def run(whole: nextpolicy.Run, tmp_path: Path) -> Path:
-    """A copy to spoil."""
-    return Path(shutil.copytree(whole.path, tmp_path / "run"))
 
 
 def part(run: Path, first: int) -> Path:

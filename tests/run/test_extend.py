@@ -19,7 +19,8 @@ from nextpolicy.report import runs as report_runs
 from nextpolicy.run import training
 from nextpolicy.run.folder import RunError
 
-from .helpers import SMALL, assert_same_run, contents
+from .helpers import FOUR_ROOMS as FIELDS
+from .helpers import assert_same_run, contents
 
 pytestmark = [
     pytest.mark.allow_rank_promotion,
@@ -27,19 +28,6 @@ pytestmark = [
     pytest.mark.quick_compilation,
     pytest.mark.usefixtures("programs_kept"),
 ]
-FIELDS: dict[str, Any] = {**SMALL, "env": "four-rooms", "quiet": True}
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> nextpolicy.Run:
-    """Ten rounds."""
-    return nextpolicy.train(**FIELDS, out=tmp_path_factory.mktemp("runs") / "whole")
-
-
-@pytest.fixture
-def run(whole: nextpolicy.Run, tmp_path: Path) -> Path:
-    """A copy to extend."""
-    return Path(shutil.copytree(whole.path, tmp_path / "run"))
 
 
 @pytest.fixture(scope="module")

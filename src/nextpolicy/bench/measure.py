@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 from typing import Any
 
-import jax
 import numpy as np
 
 from nextpolicy.bench.contenders import Contender, Timing, timed
+from nextpolicy.run.processes import peak_memory
 
 _MOST_ROUNDS = 2000
 
@@ -98,14 +96,6 @@ def _against_ppo(rates: dict[str, np.ndarray]) -> list[dict[str, Any]]:
         }
         for name in others
     ]
-
-
-def peak_memory() -> int:
-    """Peak bytes in use so far: of the device if it reports them, else of this process."""
-    stats = jax.local_devices()[0].memory_stats()
-    if stats and "peak_bytes_in_use" in stats:
-        return int(stats["peak_bytes_in_use"])
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nextpolicy.experiments.deadline import Deadline
-from nextpolicy.experiments.task import EVALUATION, Task, hold, is_evaluated, is_trained, open_folder
+from nextpolicy.experiments.task import Task, hold, is_evaluated, is_trained, open_folder
 from nextpolicy.run.folder import RunError, RunFolder, is_held
-from nextpolicy.runfiles import write_json
+from nextpolicy.runfiles import EVALUATION, write_json
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,8 +10,7 @@ from typing import NamedTuple
 from nextpolicy.config import TrainConfig, nearest
 from nextpolicy.experiments.suite import Suite, SuiteError, slug
 from nextpolicy.run.folder import RunError, RunFolder, is_held
-
-EVALUATION = "evaluation.json"  # in a run folder: returns of the target policy, written once training has finished
+from nextpolicy.runfiles import EVALUATION
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def _kl_target(rows: Rows) -> float:
     return float(rows.all["kl_target"].to_numpy(np.float64)[accepted].mean()) if accepted.any() else math.nan
 
 
-def _allowed(stable: bool) -> Measure:
+def _allowed(name: str, when: str, *, stable: bool) -> Statistic:
     """The share of updates, in percent, of a gate whose values are stable in every round, or in none."""
 
     def compute(rows: Rows) -> float:
@@ -59,7 +59,9 @@ def _allowed(stable: bool) -> Measure:
                 updates, held = updates + 1, 0
         return 100.0 * updates / len(bounds)
 
-    return Measure(("k_min", "k_max"), compute)
+    about = f"share of rounds that would update the target policy if the values were {when} stable"
+    measure = Measure(("k_min", "k_max"), compute)
+    return Statistic(name, f"Updates if {when} stable, %", about, measure, (replace(OWN, in_print=False),), PERCENTAGE)
 
 
 def has_threshold(variant: str) -> bool:
@@ -135,22 +137,8 @@ STATISTICS: tuple[Statistic, ...] = (
         (_UPDATES_VIEW,),
         PERCENTAGE,
     ),
-    Statistic(
-        "updates_least_pct",
-        "Updates if never stable, %",
-        "share of rounds that would update the target policy if the values were never stable",
-        _allowed(stable=False),
-        (replace(OWN, in_print=False),),
-        PERCENTAGE,
-    ),
-    Statistic(
-        "updates_most_pct",
-        "Updates if always stable, %",
-        "share of rounds that would update the target policy if the values were always stable",
-        _allowed(stable=True),
-        (replace(OWN, in_print=False),),
-        PERCENTAGE,
-    ),
+    _allowed("updates_least_pct", "never", stable=False),
+    _allowed("updates_most_pct", "always", stable=True),
     Statistic(
         "env_steps",
         "Steps",

@@ -9,14 +9,13 @@ from matplotlib.ticker import EngFormatter
 from nextpolicy.config import ConfigError, nearest
 from nextpolicy.report.drawing import labelled, legend, literal, plain
 from nextpolicy.report.figures import WIDTH, band
+from nextpolicy.report.runs import KEYS
 from nextpolicy.report.text import count
-
-_KEYS = ("round", "env_steps", "member", "seed", "variant")
 
 
 def plot(metrics: pd.DataFrame, metric: str, title: str) -> Figure:
     """Median and quartiles over seeds of a metric against environment steps, one curve per variant."""
-    known = [name for name in metrics if name not in _KEYS and metrics[name].dtype.kind in "biuf"]
+    known = [name for name in metrics if name not in KEYS and metrics[name].dtype.kind in "biuf"]
     if metric not in known:
         raise ConfigError(f"metric: expected one of {', '.join(known)}, got {metric!r}{nearest(str(metric), known)}")
     figure = Figure(figsize=(2 * WIDTH, WIDTH), layout="constrained")

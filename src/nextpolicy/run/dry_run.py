@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import resource
 import time
 
 import jax
 
 from nextpolicy.config import TrainConfig
 from nextpolicy.run.job import Job, make_job
+from nextpolicy.run.processes import peak_memory
 
 
 def describe(config: TrainConfig) -> list[str]:
@@ -23,11 +23,12 @@ def describe(config: TrainConfig) -> list[str]:
     algos = f"{len(config.run.algo)} algorithm{'s' * (len(config.run.algo) > 1)}"
     swept = math.prod(len(values) for values in config.run.sweep.values())
     seeds = len(config.run.seeds)
+    memory = f"{peak_memory() / 1e9:.2f} GB" + " on the device" * (jax.default_backend() != "cpu")
     return [
         f"members: {members} ({algos} x {swept} swept x {seeds} seeds) on {config.environment.env}",
         f"rounds: {rounds} of {shape} = {rounds * config.batch_size:,} steps of each member"
         + f", after {warm_up} rounds of warm-up" * bool(warm_up),
-        f"memory: {_memory()}; a checkpoint takes about {_size(job) / 1e6:.1f} MB",
+        f"memory: {memory}; a checkpoint takes about {_size(job) / 1e6:.1f} MB",
         f"time: {clock(compiling)} to compile, then {clock((rounds + warm_up) * per_round)} at {speed:,.0f} steps/s, "
         "without evaluation and saving",
     ]
@@ -47,13 +48,6 @@ def _measured(job: Job) -> tuple[float, float]:
     finally:
         program.close()
     return max(first - started - per_round, 0.0), per_round
-
-
-def _memory() -> str:
-    stats = jax.local_devices()[0].memory_stats() or {}
-    if "peak_bytes_in_use" in stats:
-        return f"{stats['peak_bytes_in_use'] / 1e9:.2f} GB on the device"
-    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB"
 
 
 def _size(job: Job) -> int:

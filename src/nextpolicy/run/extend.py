@@ -11,10 +11,7 @@ from nextpolicy import runfiles
 from nextpolicy.config import FIELDS, ConfigError, TrainConfig, convert
 from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.restart import check_config, check_state
-from nextpolicy.runfiles import write_json
-
-EVALUATION = "evaluation.json"  # of the policy before the extension; renamed
-STUDY = "study.json"  # marks a study, whose tables belong to its rounds
+from nextpolicy.runfiles import EVALUATION, STUDY, write_json
 
 
 def longer(folder: RunFolder, total_env_steps: Any) -> TrainConfig:
@@ -42,7 +39,7 @@ def record(folder: RunFolder, extended: TrainConfig) -> str:
         return ""
     done = min(runfiles.newest_manifest(folder.checkpoints)[0], before)
     evaluation = folder.path / EVALUATION
-    if evaluation.is_file():
+    if evaluation.is_file():  # of the policy before the extension
         evaluation.rename(evaluation.with_name(f"evaluation-{done:08d}.json"))
     raw = folder.raw_config()
     history = [*raw.get("extended", []), {"rounds": done, "total_env_steps": config.run.total_env_steps}]

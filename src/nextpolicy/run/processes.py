@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
+import sys
 
 import jax
 import numpy as np
@@ -48,3 +50,11 @@ def fetch(tree: PyTree) -> PyTree:
     if jax.process_count() > 1:
         tree = multihost_utils.process_allgather(tree, tiled=True)
     return jax.tree.map(np.asarray, tree)
+
+
+def peak_memory() -> int:
+    """Peak bytes in use so far: of the device if it reports them, else of this process."""
+    stats = jax.local_devices()[0].memory_stats()
+    if stats and "peak_bytes_in_use" in stats:
+        return int(stats["peak_bytes_in_use"])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

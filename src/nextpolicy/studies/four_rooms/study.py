@@ -24,7 +24,7 @@ from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.job import Job, make_job
 from nextpolicy.run.program_cache import enable_cache
 from nextpolicy.run.training import run_job
-from nextpolicy.runfiles import read_metrics, write_json, write_whole
+from nextpolicy.runfiles import STUDY, read_metrics, write_json, write_whole
 from nextpolicy.studies.four_rooms import exact, summary
 from nextpolicy.tabular import four_rooms_mdp
 from nextpolicy.tabular.mdp import TabularMDP
@@ -33,7 +33,6 @@ ALGOS = ("ppo", "sv-static", "sv-dynamic")
 ROUNDS = 195
 # A checkpoint of 24 members is about 170 MB, so shorter blocks would spend most of the time on saving.
 BLOCK_ROUNDS = 13
-MARK = "study.json"  # beside config.json; marks the run as a study
 _NAME = re.compile(r"part-(\d{8})-(\d{8})\.npz")
 
 
@@ -92,7 +91,7 @@ def run(config: TrainConfig, path: str | Path, *, quiet: bool = False) -> Study:
     job = make_job(config, observer=exact.observe)
     folder = RunFolder.create(path, config, {"custom": []})
     try:
-        write_json(folder.path / MARK, {"study": "four-rooms"})
+        write_json(folder.path / STUDY, {"study": "four-rooms"})
         return _train(job, folder, resume=False, quiet=quiet)
     finally:
         folder.unlock()
@@ -101,7 +100,7 @@ def run(config: TrainConfig, path: str | Path, *, quiet: bool = False) -> Study:
 def resume(path: str | Path, *, quiet: bool = False) -> Study:
     """Resume a stopped study, or load a finished one."""
     folder = RunFolder.open(path)
-    if not (folder.path / MARK).is_file():
+    if not (folder.path / STUDY).is_file():
         raise RunError(f"resume: expected the folder of a Four Rooms study, got {path}, which holds another run")
     folder.lock()
     try:
