@@ -99,6 +99,7 @@ class FieldInfo:
     name: str
     section: str
     annotation: Any
+    default: Any
     help: str
     traced: bool
     low: float | None  # None: not a bounded number
@@ -110,7 +111,8 @@ def field_infos(section: str, cls: type) -> Iterator[FieldInfo]:
     """The fields of a settings class."""
     hints = typing.get_type_hints(cls)
     for f in dataclasses.fields(cls):
-        yield FieldInfo(f.name, section, hints[f.name], **{n: f.metadata[n] for n in _METADATA})
+        default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        yield FieldInfo(f.name, section, hints[f.name], default, **{n: f.metadata[n] for n in _METADATA})
 
 
 _METADATA = ("help", "traced", "low", "high", "interval")

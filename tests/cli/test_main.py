@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 import nextpolicy
+from nextpolicy.cli import train
 from nextpolicy.cli.main import main
 from nextpolicy.config import FIELDS
 from nextpolicy.run import processes
@@ -320,16 +321,39 @@ def test_envs(capsys: pytest.CaptureFixture) -> None:
     assert {"four-rooms", "probe/nan"} <= set(everything)
 
 
+def help_text(capsys: pytest.CaptureFixture, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    assert end.value.code == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
 def test_help_explains_every_field(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "1000")
-    with pytest.raises(SystemExit) as end:
-        main(["train", "--help"])
-    assert end.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
+    text = help_text(capsys, "train", "--help-all")
     for name, info in FIELDS.items():
         assert info.help.endswith(".")
         assert " ".join(info.help.split()) in text, name
         assert name == "env" or f"--{name.replace('_', '-')} " in text
+    assert "Takes one of auto, mlp, small-cnn, nature, impala. Default auto." in text
+    assert "Default 64,64." in text
+    assert "Default false." in text
+    groups = ("environment:", "networks:", "algorithm ppo:", "criterion stable-values:", "training:")
+    places = [text.index(f" {group} --") for group in groups]
+    assert places == sorted(places)
+    assert places[3] < text.index("--delta-v") < places[4]
+
+
+def test_short_help_has_an_example_and_the_common_fields(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    text = help_text(capsys, "train", "--help")
+    assert "example: nextpolicy train gymnax/CartPole-v1 --algo ppo,sv-dynamic --seeds 4" in text
+    assert all(f"--{name.replace('_', '-')} " in text for name in train.COMMON)
+    assert "--adam-eps" not in text
+    assert f"--help-all` also lists {len(FIELDS) - 1 - len(train.COMMON)} other fields" in text
+    assert len(text) < len(help_text(capsys, "train", "--help-all")) / 2
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture) -> None:

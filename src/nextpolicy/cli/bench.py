@@ -20,7 +20,7 @@ def main(arguments: Sequence[str]) -> None:
     from nextpolicy.bench.comparison import Options, compare
     from nextpolicy.bench.work import parse_works
 
-    options = _parser().parse(arguments)
+    options = parser().parse(arguments)
     names = options.contenders.split(",")
     _check(options, names)
     settings = Options(
@@ -67,12 +67,13 @@ def _pythons(pairs: Sequence[str]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
-def _parser() -> Parser:
+def parser() -> Parser:
+    """The parser of the command."""
     from nextpolicy.bench.comparison import ELSEWHERE, OWN, PEERS
 
     text = "Compare contenders on the same work. They are timed in turns; compile time is reported separately."
-    parser = Parser(prog="nextpolicy bench", description=text)
-    add = parser.add_argument
+    made = Parser(prog="nextpolicy bench", description=text)
+    add = made.add_argument
     add("work", nargs="+", metavar="ENV[:MEMBERS[:NAME=VALUE...]]", help="Environments, measured one after another.")
     add("--contenders", default="ppo,sv-dynamic,sv-static,simulator", help=f"Some of {', '.join(OWN + PEERS)}.")
     add("--members", default="1", help="Numbers of members for works that specify none, e.g. 1,4,12,36.")
@@ -87,4 +88,4 @@ def _parser() -> Parser:
     add("--compile-threads", type=int, default=1, metavar="N", help=text)
     add("--set", nargs="+", default=[], metavar="NAME=VALUE", help="Fields of the configuration for every work.")
     add("--out", help="New JSON file for all results.")
-    return parser
+    return made

@@ -7,19 +7,24 @@ from collections.abc import Sequence
 from nextpolicy.cli.parsing import Parser
 
 
+def parser() -> Parser:
+    """The parser of the command."""
+    made = Parser(prog="nextpolicy eval", description="Evaluate the policies of a run over whole episodes.")
+    made.add_argument("run", help="Run folder.")
+    made.add_argument("--policy", default="target", help="target, behaviour or, after --evaluate-every, best.")
+    made.add_argument("--episodes", type=int, default=100, help="Episodes per member.")
+    made.add_argument("--num-envs", type=int, help="Parallel environments; default one per episode.")
+    made.add_argument("--greedy", action="store_true", help="Take the most probable action instead of sampling.")
+    made.add_argument("--seed", type=int, default=0, help="Seed of the evaluation.")
+    made.add_argument("--video", help="Record one episode of --member to this .gif or .mp4 file.")
+    made.add_argument("--member", type=int, default=0, help="Member shown in the video.")
+    made.add_trust("the run's environment id")
+    return made
+
+
 def main(arguments: Sequence[str]) -> None:
     """Print a table of returns and record the video if requested."""
-    parser = Parser(prog="nextpolicy eval", description="Evaluate the policies of a run over whole episodes.")
-    parser.add_argument("run", help="Run folder.")
-    parser.add_argument("--policy", default="target", help="target, behaviour or, after --evaluate-every, best.")
-    parser.add_argument("--episodes", type=int, default=100, help="Episodes per member.")
-    parser.add_argument("--num-envs", type=int, help="Parallel environments; default one per episode.")
-    parser.add_argument("--greedy", action="store_true", help="Take the most probable action instead of sampling.")
-    parser.add_argument("--seed", type=int, default=0, help="Seed of the evaluation.")
-    parser.add_argument("--video", help="Record one episode of --member to this .gif or .mp4 file.")
-    parser.add_argument("--member", type=int, default=0, help="Member shown in the video.")
-    parser.add_trust("the run's environment id")
-    options = parser.parse(arguments)
+    options = parser().parse(arguments)
     from nextpolicy.run import api, video
 
     run = api.load(options.run, trust=options.trust_module)

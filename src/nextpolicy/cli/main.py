@@ -32,6 +32,7 @@ COMMANDS = {
     "suite": Command("suite", "run an experiment over many environments, and show its progress"),
     "report": Command("report", "write tables, figures and a page from run folders"),
     "study": Command("study", "run an exact study: four-rooms or theory"),
+    "completion": Command("completion", "print a completion script for bash or zsh"),
 }
 
 
@@ -70,7 +71,7 @@ def _without_help_command(arguments: list[str]) -> list[str]:
 
 
 def _overview() -> str:
-    rows = "\n".join(f"  {name:<8} {command.help}" for name, command in COMMANDS.items())
+    rows = "\n".join(f"  {name:<10} {command.help}" for name, command in COMMANDS.items())
     return (
         f"nextpolicy {__version__}: PPO and Stable-Value PPO in JAX\n\nusage: nextpolicy COMMAND ...\n\n{rows}\n\n"
         "`nextpolicy COMMAND --help` explains a command. NEXTPOLICY_TRACEBACK=1 shows the traceback of an error."

@@ -12,10 +12,18 @@ class UsageError(ValueError):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises `UsageError`, accepts no abbreviations and suggests the nearest option."""
+    """An argument parser that raises `UsageError`, accepts no abbreviations and suggests the nearest option.
 
-    def __init__(self, prog: str, description: str, epilog: str | None = None) -> None:
-        super().__init__(prog=prog, description=description, epilog=epilog, allow_abbrev=False)
+    With fields of the configuration, `--help` lists those in `common` and `--help-all` lists all.
+    """
+
+    def __init__(
+        self, prog: str, description: str, *, example: str = "", usage: str | None = None, common: Collection[str] = ()
+    ) -> None:
+        super().__init__(prog=prog, description=description, usage=usage, allow_abbrev=False)
+        self._example = example
+        self._common = frozenset(common)
+        self._rare: list[argparse.Action] = []  # shown by --help-all only
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
@@ -32,21 +40,47 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(f"unknown {'option' if unknown.startswith('-') else 'argument'} {unknown!r}{hint}")
         return parsed
 
+    def format_help(self, *, everything: bool = False) -> str:
+        """The help text: usage, description, example, and options by group."""
+        made = self._get_formatter()
+        made.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        made.add_text(self.description)
+        if self._example:
+            made.start_section("example")
+            made.add_text(self._example)
+            made.end_section()
+        for group in self._action_groups:
+            made.start_section(group.title)
+            made.add_arguments(a for a in group._group_actions if everything or a not in self._rare)
+            made.end_section()
+        if everything:
+            made.add_text("Defaults are those without a preset; `--dry-run` prints the values for an environment.")
+        elif self._rare:
+            made.add_text(f"`{self.prog} --help-all` also lists {len(self._rare)} other fields of the configuration.")
+        return made.format_help()
+
     def add_fields(self, skip: Collection[str], several: Collection[str] = ()) -> None:
         """Add an option for each field of the configuration; those in `several` accept multiple NAME=VALUE."""
-        from nextpolicy.config import FIELDS, describe
+        from nextpolicy.config import FIELDS, describe, owner
 
-        group = self.add_argument_group("fields")
+        self.add_argument("--help-all", action=_HelpAll, help="show all fields of the configuration and exit")
+        groups: dict[str, argparse._ArgumentGroup] = {}
         for name, info in FIELDS.items():
-            if name not in skip:
-                group.add_argument(
-                    f"--{name.replace('_', '-')}",
-                    dest=name,
-                    nargs="+" if name in several else None,
-                    metavar="NAME=VALUE" if name in several else "VALUE",
-                    default=argparse.SUPPRESS,
-                    help=f"{info.help} Takes {describe(info)}.".replace("%", "%%"),
-                )
+            if name in skip:
+                continue
+            title = owner(name) or {"net": "networks", "run": "training"}.get(info.section, info.section)
+            if title not in groups:
+                groups[title] = self.add_argument_group(title)
+            action = groups[title].add_argument(
+                f"--{name.replace('_', '-')}",
+                dest=name,
+                nargs="+" if name in several else None,
+                metavar="NAME=VALUE" if name in several else "VALUE",
+                default=argparse.SUPPRESS,
+                help=f"{info.help} Takes {describe(info)}.{_default(info.default)}".replace("%", "%%"),
+            )
+            if name not in self._common:
+                self._rare.append(action)
 
     def add_trust(self, ids: str) -> None:
         """Add `--trust-module` for these environment ids."""
@@ -55,9 +89,31 @@ class Parser(argparse.ArgumentParser):
 
     def add_processes(self) -> None:
         """Add the options of a run over several processes, which `join_processes` reads."""
-        self.add_argument("--coordinator", help="host:port of process 0, for a run over several processes or hosts.")
-        self.add_argument("--num-processes", type=int, help="Number of processes, with --coordinator.")
-        self.add_argument("--process-id", type=int, help="Index of this process, with --coordinator.")
+        group = self.add_argument_group("several processes or hosts")
+        group.add_argument("--coordinator", help="host:port of process 0.")
+        group.add_argument("--num-processes", type=int, help="Number of processes, with --coordinator.")
+        group.add_argument("--process-id", type=int, help="Index of this process, with --coordinator.")
+
+
+class _HelpAll(argparse.Action):
+    """Prints the whole help text and exits."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *unused: object) -> NoReturn:
+        assert isinstance(parser, Parser)
+        print(parser.format_help(everything=True), end="")
+        raise SystemExit(0)
+
+
+def _default(value: object) -> str:
+    """` Default 64.`; nothing for an empty value."""
+    if isinstance(value, tuple):
+        value = ",".join(map(str, value))
+    if isinstance(value, bool):
+        value = str(value).lower()
+    return "" if value in ("", {}) else f" Default {value:g}." if isinstance(value, float) else f" Default {value}."
 
 
 def check_choice(what: str, got: str, known: Iterable[str]) -> None:

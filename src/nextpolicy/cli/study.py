@@ -67,6 +67,9 @@ def _four_rooms_parser() -> Parser:
     parser = Parser(
         prog="nextpolicy study four-rooms",
         description="Train PPO, static and dynamic SV-PPO on Four Rooms, solve every round exactly, write a report.",
+        usage="nextpolicy study four-rooms [--seeds N] [--noise NOISE] [options]",
+        example="nextpolicy study four-rooms --seeds 8",
+        common=("seeds",),
     )
     parser.add_argument("--noise", help=f"How moves fail: {', '.join(NOISES)}; default fail.")
     parser.add_argument("--rounds", type=int, help=f"Rounds of training; default {ROUNDS}.")
@@ -124,3 +127,6 @@ def _theory_parser() -> Parser:
     add("--out", help="New folder for the report; default runs/study-theory-<time>.")
     add("--quiet", action="store_true", help="Show no progress.")
     return parser
+
+
+PARSERS = {"four-rooms": _four_rooms_parser, "theory": _theory_parser}

@@ -32,15 +32,19 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _list(arguments: Sequence[str]) -> None:
-    parser = Parser(prog="nextpolicy suite list", description="List suites, or the environments of one.")
-    parser.add_argument("name", nargs="?", help="A suite or a TOML file.")
-    options = parser.parse(arguments)
+    options = _list_parser().parse(arguments)
     if options.name is not None:
         print("\n".join(catalogue.load(options.name).environments))
         return
     for suite in catalogue.SUITES.values():
         members = len(suite.config(suite.environments[0]).members())
         print(f"{suite.name:<15} {len(suite.environments):>2} environments x {members:>2} members  {suite.about}")
+
+
+def _list_parser() -> Parser:
+    parser = Parser(prog="nextpolicy suite list", description="List suites, or the environments of one.")
+    parser.add_argument("name", nargs="?", help="A suite or a TOML file.")
+    return parser
 
 
 def _run(arguments: Sequence[str]) -> None:
@@ -99,13 +103,17 @@ def _conclude(tasks: Sequence[Task], outcomes: Sequence[Outcome], out: Path, qui
 
 
 def _status(arguments: Sequence[str]) -> None:
-    parser = Parser(prog="nextpolicy suite status", description="Show the progress of a suite, read from its folder.")
-    _add_common(parser)
-    options = parser.parse(arguments)
+    options = _status_parser().parse(arguments)
     tasks = _tasks(catalogue.load(options.name), options)
     from nextpolicy.cli.suite_display import status_table
 
     print(status_table(tasks))
+
+
+def _status_parser() -> Parser:
+    parser = Parser(prog="nextpolicy suite status", description="Show the progress of a suite, read from its folder.")
+    _add_common(parser)
+    return parser
 
 
 def _add_common(parser: Parser) -> None:
@@ -133,3 +141,6 @@ def seconds(text: str) -> float:
     if not 0 < total < MAX_SECONDS:
         raise SuiteError(f"budget: expected a time such as 25m, 90s or 1h30m, got {text!r}")
     return total
+
+
+PARSERS = {"list": _list_parser, "run": _run_parser, "status": _status_parser}

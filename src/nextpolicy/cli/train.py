@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from nextpolicy.run.run import Run
 
 
+# Fields that `--help` lists; `--help-all` lists all.
+COMMON = ("algo", "total_env_steps", "seeds", "sweep", "num_envs", "learning_rate", "env_options", "init_from")
+
+
 def parser() -> Parser:
     """The parser of the command, with one option for each field of the configuration."""
     from nextpolicy.config import FIELDS
@@ -21,10 +25,13 @@ def parser() -> Parser:
     made = Parser(
         prog="nextpolicy train",
         description="Train a population as one program: algorithms x swept values x seeds on one environment.",
-        epilog="Fields start from the preset; `corrected` is the default for the environments of the paper.",
+        usage="nextpolicy train ENV [--algo ALGO,...] [--seeds N] [--total-env-steps N] [options]",
+        example="nextpolicy train gymnax/CartPole-v1 --algo ppo,sv-dynamic --seeds 4",
+        common=COMMON,
     )
     made.add_argument("env", help=FIELDS["env"].help)
-    made.add_argument("--preset", help=f"Settings to start from: {', '.join([*READINGS, *PRESETS])}.")
+    text = "default: the one of the environment, and `corrected` for those of the paper"
+    made.add_argument("--preset", help=f"Settings to start from: {', '.join([*READINGS, *PRESETS])}; {text}.")
     made.add_argument("--out", help="Run folder; default runs/<env>-<algo>-<time>.")
     made.add_argument("--quiet", action="store_true", help="Show no progress.")
     text = "Print the settings, members, rounds, memory and expected time, from two compiled rounds; train nothing."

@@ -89,7 +89,7 @@ def owner(name: str) -> str:
 def known_field(name: str) -> FieldInfo:
     """The field with this name. The error for an unknown name suggests the closest ones."""
     if name not in FIELDS:
-        hint = nearest(name, FIELDS) or "; `nextpolicy train --help` lists them"
+        hint = nearest(name, FIELDS) or "; `nextpolicy train --help-all` lists them"
         raise ConfigError(f"unknown field {shown(name)}{hint}")
     return FIELDS[name]
 

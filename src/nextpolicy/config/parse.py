@@ -41,18 +41,24 @@ def whole(name: str, got: Any, low: int, high: int) -> int:
     return number
 
 
+def choices(info: FieldInfo) -> tuple[str, ...]:
+    """The values that a field accepts, if they can be listed."""
+    named = {"algo": tuple(VARIANTS), "criterion": tuple(CRITERIA)}
+    if info.name in named:
+        return named[info.name]
+    if info.annotation is bool:
+        return ("true", "false")
+    return typing.get_args(info.annotation) if typing.get_origin(info.annotation) is Literal else ()
+
+
 def describe(info: FieldInfo) -> str:
     """A phrase for the values that a field accepts."""
     if info.name == "seeds":
         return "a number of seeds or several seeds"
-    if info.name == "algo":
-        return f"one or several of {', '.join(VARIANTS)}"
-    if info.name == "criterion":
-        return f"one of {', '.join(CRITERIA)}"
-    if typing.get_origin(info.annotation) is Literal:
-        return "one of " + ", ".join(typing.get_args(info.annotation))
     if info.annotation is bool:
         return "true or false"
+    if known := choices(info):
+        return f"one {'or several ' * (info.name == 'algo')}of {', '.join(known)}"
     if typing.get_origin(info.annotation) is tuple:
         return "whole numbers separated by commas"
     if typing.get_origin(info.annotation) is dict:

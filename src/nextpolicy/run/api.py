@@ -60,7 +60,7 @@ def train(
                and can be resumed, see `nextpolicy.stop_at_return`
 
     All other keyword arguments are fields of the configuration: seeds=8, total_env_steps=10_000_000, num_envs=64,
-    learning_rate=3e-4, sweep={"lam": [0.9, 0.95]}, ... `nextpolicy train --help` lists them.
+    learning_rate=3e-4, sweep={"lam": [0.9, 0.95]}, ... `nextpolicy train --help-all` lists them.
     """
     _check_arguments(env, env_fn, env_params, fields)
     callbacks.check(callback)

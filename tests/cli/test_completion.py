@@ -1,0 +1,73 @@
+"""Completion scripts, run by the shell itself."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from nextpolicy.cli.main import COMMANDS, main
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory) -> Path:
+    from contextlib import redirect_stdout
+
+    path = tmp_path_factory.mktemp("completion") / "nextpolicy.bash"
+    with path.open("w") as file, redirect_stdout(file):
+        assert main(["completion", "bash"]) == 0
+    return path
+
+
+def completed(script: Path, *words: str) -> list[str]:
+    """What bash offers for the last of these words."""
+    if shutil.which("bash") is None:
+        pytest.skip("bash is not installed")
+    line = " ".join(f"'{word}'" for word in ("nextpolicy", *words))
+    asked = f"COMP_WORDS=({line}); COMP_CWORD={len(words)}; _nextpolicy"
+    code = f'source {script}; {asked}; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("",), [*COMMANDS, "--help", "--version"]),
+        (("tr",), ["train"]),
+        (
+            ("train", "probe/act"),
+            [f"probe/action{x}" for x in ("", "-observation", "-continuous", "-observation-continuous")],
+        ),
+        (("train", "--learning"), ["--learning-rate", "--learning-rate-final"]),
+        (("train", "four-rooms", "--torso", "n"), ["nature"]),
+        (("train", "four-rooms", "--preset", "c"), ["corrected"]),
+        (("train", "four-rooms", "--layer-norm", ""), ["true", "false"]),
+        (("train", "four-rooms", "--algo", "sv"), ["sv-static", "sv-dynamic"]),
+        (("suite", ""), ["list", "run", "status"]),
+        (("suite", "run", "minatar", "--bud"), ["--budget"]),
+        (("suite", "list", "--bud"), []),
+        (("study", "four-rooms", "--noi"), ["--noise"]),
+        (("resume", "--recomp"), ["--recompute-metrics"]),
+        (("completion", ""), ["bash", "zsh"]),
+        (("train", "four-rooms", "--out", ""), []),  # files, by the shell itself
+        (("train", "four-rooms", ""), []),
+    ],
+)
+def test_bash_completes(script: Path, words: tuple[str, ...], expected: list[str]) -> None:
+    assert sorted(completed(script, *words)) == sorted(expected)
+
+
+def test_zsh_uses_the_same_script(script: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["completion", "zsh"]) == 0
+    first, rest = capsys.readouterr().out.split("\n", 1)
+    assert first == "autoload -Uz bashcompinit && bashcompinit"
+    assert rest == script.read_text()
+
+
+def test_an_unknown_shell(capsys: pytest.CaptureFixture) -> None:
+    assert main(["completion", "fish"]) == 2
+    assert "unknown shell 'fish'" in capsys.readouterr().err
