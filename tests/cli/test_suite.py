@@ -105,8 +105,8 @@ def test_bars_are_as_far_as_the_folders(tmp_path):
 @pytest.mark.parametrize(
     ("seconds", "shown"), [(0, "-"), (float("nan"), "unknown"), (59.4, "59 s"), (90, "2 min"), (5400, "1.5 h")]
 )
-def test_durations(seconds, shown):
-    assert display.duration(seconds) == shown
+def test_time_left(seconds, shown):
+    assert display.time_left(seconds) == shown
 
 
 def test_the_command_says_how_it_ended(tmp_path, pretence, capsys):

@@ -20,7 +20,6 @@ import nextpolicy
 from nextpolicy.cli import main as cli
 from nextpolicy.config import FIELDS, ConfigError, TrainConfig, presets
 from nextpolicy.envs import build as envs
-from nextpolicy.run import dry_run
 from nextpolicy.run.folder import RunError
 
 from .helpers import SMALL, contents, environment
@@ -404,8 +403,3 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(
     assert "  warmup_steps = 16" in said
     assert not list(tmp_path.iterdir())
     assert cli.main(["train", "probe/action", "--dry-run", "--num-envs", "0"]) == 2
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (89, "89 s"), (600, "10 min"), (43_200, "12.0 h")])
-def test_times_are_readable(seconds: float, text: str) -> None:
-    assert dry_run.clock(seconds) == text

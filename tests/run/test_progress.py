@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nextpolicy.run import progress
-from nextpolicy.run.progress import Standing
+from nextpolicy.run.progress import Speed, Standing
 
 METRICS = {
     "episode_return": np.array([[1.0, np.nan], [4.0, 10.0], [np.nan, np.nan]]),
@@ -34,14 +34,28 @@ def test_names_are_shown_if_there_are_several() -> None:
 def test_lines_are_few_and_say_how_long_it_will_take(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = iter([100.0, 100.0, 101.0, 112.0, 113.0])  # the start, then one per update
+    clock = iter([100.0, 101.0, 112.0, 113.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    lines = progress.Lines(40, "env")
-    for done in (1, 2, 13, 40):
-        lines.update(done, [Standing("ppo", 3.0, 1.0)], 1e6)
+    lines = progress.Lines(400, "env")
+    for done in (1, 2, 130, 400):
+        lines.update(done, [Standing("ppo", 3.0, 1.0)], Speed(1e6, 2.0))
     said = capsys.readouterr().err.splitlines()
     assert said == [
-        "env: round 1/40, 1M steps/s, return 3, accepted 100%, time left unknown",
-        "env: round 13/40, 1M steps/s, return 3, accepted 100%, 27s left",
-        "env: round 40/40, 1M steps/s, return 3, accepted 100%, 0s left",
+        "env: round 1/400, 1M steps/s, return 3, accepted 100%, 3 min left",
+        "env: round 130/400, 1M steps/s, return 3, accepted 100%, 2 min left",
+        "env: round 400/400, 1M steps/s, return 3, accepted 100%, 0 s left",
     ]
+
+
+def test_a_bar_says_how_long_it_will_take_after_its_first_block() -> None:
+    bar = progress.Bar(400, "env")
+    try:
+        bar.update(2, [Standing("ppo", 3.0, 1.0)], Speed(1e6, 10.0))
+        assert bar.bar.tasks[0].fields["facts"] == "1M steps/s  return 3, accepted 100%  40 s left"
+    finally:
+        bar.close()
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (89, "89 s"), (600, "10 min"), (43_200, "12.0 h")])
+def test_times_are_readable(seconds: float, text: str) -> None:
+    assert progress.duration(seconds) == text

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from nextpolicy import runfiles
 from nextpolicy.experiments.task import Task, state_of
+from nextpolicy.run.progress import duration
 
 
 def status_table(tasks: Sequence[Task]) -> str:
@@ -31,9 +32,9 @@ def status_table(tasks: Sequence[Task]) -> str:
         steps = (state.rounds - state.rounds_done) * task.config.batch_size * len(task.config.members())
         left = 0.0 if state.state == "done" else steps / rate if rate else math.nan
         total += left
-        rows.append((task.env, state.state, f"{state.rounds_done}/{state.rounds}", duration(left), state.reason))
+        rows.append((task.env, state.state, f"{state.rounds_done}/{state.rounds}", time_left(left), state.reason))
     done = sum(s.state == "done" for s in states)
-    rows.append(("all", f"{done} of {len(tasks)} done", "", duration(total), ""))
+    rows.append(("all", f"{done} of {len(tasks)} done", "", time_left(total), ""))
     widths = [max(len(r[i]) for r in rows) for i in range(4)]
     return "\n".join("  ".join([*(c.ljust(w) for c, w in zip(r, widths)), r[4]]).rstrip() for r in rows)
 
@@ -47,15 +48,11 @@ def _rate(task: Task) -> float | None:
         return None
 
 
-def duration(seconds: float) -> str:
-    """A duration in its largest unit; `-` for zero, `unknown` for NaN."""
+def time_left(seconds: float) -> str:
+    """A duration; `-` for zero, `unknown` for NaN."""
     if math.isnan(seconds):
         return "unknown"
-    if seconds == 0:
-        return "-"
-    if seconds >= 3600:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
+    return duration(seconds) if seconds else "-"
 
 
 class Silent:

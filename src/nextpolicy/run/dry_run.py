@@ -10,6 +10,7 @@ import jax
 from nextpolicy.config import TrainConfig
 from nextpolicy.run.job import Job, make_job
 from nextpolicy.run.processes import peak_memory
+from nextpolicy.run.progress import duration
 
 
 def describe(config: TrainConfig) -> list[str]:
@@ -29,8 +30,8 @@ def describe(config: TrainConfig) -> list[str]:
         f"rounds: {rounds} of {shape} = {rounds * config.batch_size:,} steps of each member"
         + f", after {warm_up} rounds of warm-up" * bool(warm_up),
         f"memory: {memory}; a checkpoint takes about {_size(job) / 1e6:.1f} MB",
-        f"time: {clock(compiling)} to compile, then {clock((rounds + warm_up) * per_round)} at {speed:,.0f} steps/s, "
-        "without evaluation and saving",
+        f"time: {duration(compiling)} to compile, then {duration((rounds + warm_up) * per_round)} "
+        f"at {speed:,.0f} steps/s, without evaluation and saving",
     ]
 
 
@@ -53,10 +54,3 @@ def _measured(job: Job) -> tuple[float, float]:
 def _size(job: Job) -> int:
     """Bytes of a state."""
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(job.template()))
-
-
-def clock(seconds: float) -> str:
-    """`40 s`, `12 min` or `3.5 h`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

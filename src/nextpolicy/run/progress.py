@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -18,10 +19,21 @@ class Standing(NamedTuple):
     accepted: float  # fraction of the rounds that updated the target
 
 
+class Speed(NamedTuple):
+    """The speed of the last block, all members together."""
+
+    steps_per_second: float
+    rounds_per_second: float
+
+    def left(self, rounds: int) -> str:
+        """The time that this many rounds take: `40 s left`."""
+        return f"{duration(rounds / self.rounds_per_second)} left"
+
+
 class Progress(Protocol):
     """A progress display. `update` is called after every block."""
 
-    def update(self, rounds_done: int, standings: Sequence[Standing], steps_per_second: float) -> None: ...
+    def update(self, rounds_done: int, standings: Sequence[Standing], speed: Speed) -> None: ...
 
     def say(self, message: str) -> None: ...
 
@@ -64,10 +76,17 @@ def human(number: float) -> str:
     return f"{number:.3g}"
 
 
+def duration(seconds: float) -> str:
+    """`40 s`, `12 min` or `3.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+
+
 class Quiet:
     """Prints messages but no progress."""
 
-    def update(self, rounds_done: int, standings: Sequence[Standing], steps_per_second: float) -> None:
+    def update(self, rounds_done: int, standings: Sequence[Standing], speed: Speed) -> None:
         return
 
     def say(self, message: str) -> None:
@@ -82,21 +101,16 @@ class Lines(Quiet):
 
     def __init__(self, total: int, title: str, every: float = 10.0) -> None:
         self.total, self.title, self.every = total, title, every
-        self.started, self.last = time.monotonic(), 0.0
-        self.first_rounds: int | None = None
+        self.last = -math.inf
 
-    def update(self, rounds_done: int, standings: Sequence[Standing], steps_per_second: float) -> None:
+    def update(self, rounds_done: int, standings: Sequence[Standing], speed: Speed) -> None:
         now = time.monotonic()
-        if self.first_rounds is None:
-            self.first_rounds, self.started = rounds_done, now
-        if self.last and now - self.last < self.every and rounds_done < self.total:
+        if now - self.last < self.every and rounds_done < self.total:
             return
         self.last = now
-        rate = (rounds_done - self.first_rounds) / max(now - self.started, 1e-9)
-        left = f"{(self.total - rounds_done) / rate:.0f}s left" if rate > 0 else "time left unknown"
         print(
-            f"{self.title}: round {rounds_done}/{self.total}, {human(steps_per_second)} steps/s, "
-            f"{described(standings)}, {left}",
+            f"{self.title}: round {rounds_done}/{self.total}, {human(speed.steps_per_second)} steps/s, "
+            f"{described(standings)}, {speed.left(self.total - rounds_done)}",
             file=sys.stderr,
             flush=True,
         )
@@ -114,14 +128,14 @@ class Bar(Quiet):
             progress.BarColumn(),
             progress.TextColumn("round {task.completed}/{task.total}"),
             progress.TextColumn("{task.fields[facts]}"),
-            progress.TimeRemainingColumn(),
             console=Console(stderr=True),
         )
         self.bar.start()
         self.task = self.bar.add_task(title, total=total, facts="compiling")
 
-    def update(self, rounds_done: int, standings: Sequence[Standing], steps_per_second: float) -> None:
-        text = f"{human(steps_per_second)} steps/s  {described(standings)}"
+    def update(self, rounds_done: int, standings: Sequence[Standing], speed: Speed) -> None:
+        left = speed.left(int(self.bar.tasks[self.task].total) - rounds_done)
+        text = f"{human(speed.steps_per_second)} steps/s  {described(standings)}  {left}"
         self.bar.update(self.task, completed=rounds_done, facts=text)
 
     def say(self, message: str) -> None:

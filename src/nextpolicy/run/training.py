@@ -121,7 +121,8 @@ def _train(
                 for sink in outlets:
                     sink.write(frame)
             _status(folder, "running", done, config)
-            bar.update(done, progress.standings(block.metrics, algos), block.steps_per_second(job))
+            speed = progress.Speed(block.steps_per_second(job), block.rounds / block.seconds)
+            bar.update(done, progress.standings(block.metrics, algos), speed)
             if stop is not None and done < config.num_rounds and agreed(stop()):
                 break
         _status(folder, "finished" if done == config.num_rounds else "stopped", done, config)
