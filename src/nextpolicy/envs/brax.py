@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nextpolicy.core import check
+from nextpolicy.envs import pictures
 from nextpolicy.envs.base import (
     Box,
     EnvSpec,
@@ -192,6 +193,21 @@ class BraxEnv:
             obs_dtype=np.dtype(obs.dtype),
             time_limit=episode_length,
         )
+
+    @property
+    def can_render(self) -> bool:
+        """Whether there are bodies to draw; `fast` has none."""
+        return self.spec.id.partition("/")[2] in pictures.VIEWS
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Simulated time of a step."""
+        return float(self.env.dt)
+
+    def render(self, state: BraxState) -> np.ndarray:
+        """The bodies of one environment, uint8 [240, 320, 3]."""
+        bodies, view = state.current.pipeline_state.x, pictures.VIEWS[self.spec.id.partition("/")[2]]
+        return pictures.body(self.env.sys.mj_model, np.asarray(bodies.pos), np.asarray(bodies.rot), view)
 
     def _start_one(self, key: Array) -> tuple[Start, Array]:
         with _quiet_tracing():

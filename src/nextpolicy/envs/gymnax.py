@@ -7,6 +7,7 @@ with `auto_reset`.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import inspect
 import math
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from nextpolicy.envs import pictures
 from nextpolicy.envs.base import Box, Discrete, EnvSpec, auto_reset, check_options, strip_weak_types
 from nextpolicy.envs.registry import Backend
 from nextpolicy.envs.straight_line import straight_line
@@ -117,6 +119,25 @@ class GymnaxEnv:
             obs_table=table,
         )
 
+    @property
+    def can_render(self) -> bool:
+        """Whether we draw it (MinAtar), or gymnax does (classic control, by Gymnasium and pygame)."""
+        return self._binary_obs or (_by_gymnasium(self.env) and not self.needs_pygame)
+
+    @property
+    def needs_pygame(self) -> bool:
+        """Whether it could be drawn if Gymnasium and pygame were installed."""
+        missing = any(importlib.util.find_spec(name) is None for name in ("gymnasium", "pygame"))
+        return missing and _by_gymnasium(self.env)
+
+    def render(self, state: PyTree) -> np.ndarray:
+        """An image of one environment, uint8 [H, W, 3]."""
+        if self._binary_obs:
+            return pictures.screen(np.asarray(self.env.get_obs(state)))  # type: ignore[attr-defined]
+        from gymnax.visualize.vis_gym import render_gym_frame
+
+        return np.asarray(render_gym_frame(self.env.name, state, self.params))  # type: ignore[attr-defined]
+
     def _observe(self, obs: Array) -> Array:
         return obs.astype(bool) if self._binary_obs else obs
 
@@ -160,6 +181,11 @@ class GymnaxEnv:
         fresh = start if self._small else self._start(start)
         state, next_obs, reward, terminated, truncated = jax.vmap(_few_kernels(self._step_one))(keys, state, action)
         return auto_reset(fresh, state, next_obs, reward, terminated.astype(bool), truncated.astype(bool))
+
+
+def _by_gymnasium(env: object) -> bool:
+    """Whether gymnax draws this environment with Gymnasium's own picture of it."""
+    return type(env).__module__.startswith("gymnax.environments.classic_control.")
 
 
 def _few_kernels(function: Callable[..., PyTree]) -> Callable[..., PyTree]:

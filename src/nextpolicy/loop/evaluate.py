@@ -157,7 +157,7 @@ def _device_steps(
     key_reset, key_run = jax.random.split(key)
     env_state, obs = env.reset(key_reset, 1)
     for i in range(steps):
-        frame = np.asarray(env.render(jax.device_get(jax.tree.map(lambda x: x[0], env_state))))  # type: ignore[attr-defined]
+        frame = np.asarray(env.render(jax.device_get(jax.tree.map(lambda x: x[0] if x.ndim else x, env_state))))  # type: ignore[attr-defined]
         env_state, step = advance(jax.random.fold_in(key_run, i), env_state, obs)
         yield frame, step
         obs = step.obs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 import warnings
 from pathlib import Path
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from nextpolicy.run.run import Run
 
 _MAX_FRAMES = 1000
-_MILLISECONDS = 60  # per frame
+_MILLISECONDS = 60  # per frame, if an environment has no time
+_FASTEST = 40  # milliseconds per frame
 
 
 def check_target(path: str) -> None:
@@ -40,8 +42,10 @@ def check_target(path: str) -> None:
 def check_drawable(run: Run) -> None:
     """Raise if the environment cannot render. Call it before any work is done."""
     env, on_host = run._job.env, run._job.on_host
-    if not (getattr(env, "can_render", True) if on_host else hasattr(env, "render")):
+    if not getattr(env, "can_render", on_host or hasattr(env, "render")):
         advice = "set its render mode to 'rgb_array' or omit --video" if on_host else "omit --video"
+        if getattr(env, "needs_pygame", False):
+            advice = "`pip install gymnasium pygame` draws it"
         raise RunError(
             f"video: expected an environment that can render, got {run._job.setup.spec.id}, which cannot; {advice}"
         )
@@ -53,10 +57,23 @@ def record(run: Run, path: str, policy: str, member: int, greedy: bool, seed: in
     job = run._job
     snapshot, key = run.snapshot(policy, member), jax.random.key(seed)
     frames, total, ended = film(job.env, job.setup.networks, snapshot, key, greedy=greedy, max_steps=_MAX_FRAMES)
-    (write_mp4 if Path(path).suffix.lower() == ".mp4" else write_gif)(path, frames)
+    kept, milliseconds = pace(getattr(job.env, "seconds_per_step", None))
+    frames = frames[::kept]
+    (write_mp4 if Path(path).suffix.lower() == ".mp4" else write_gif)(path, frames, milliseconds)
     cut = ", the first of a longer episode" if not ended else ""
     print(f"video: {len(frames)} frames{cut}", file=sys.stderr)
     return total
+
+
+def pace(seconds_per_step: float | None) -> tuple[int, int]:
+    """Which frames to keep, every n-th, and for how many milliseconds to show each.
+
+    Simulated time passes as in reality, at no more than 25 frames per second.
+    """
+    if seconds_per_step is None:
+        return 1, _MILLISECONDS
+    kept = max(1, math.ceil(_FASTEST / (1000 * seconds_per_step) - 1e-6))
+    return kept, round(1000 * seconds_per_step * kept)
 
 
 def write_gif(path: str, frames: list[np.ndarray], milliseconds: int = _MILLISECONDS) -> None:
