@@ -49,6 +49,7 @@ MAY_IMPORT = {
 EXCEPTIONS = {("nets", "nextpolicy.envs.base"), ("config", "nextpolicy.envs.registry")}
 EXCEPTIONS |= {("run", "nextpolicy.report.plot")}
 BACKENDS = {"gymnax", "brax", "gymnasium", "ale_py", "ray", "wandb", "tensorboardX", "jinja2", "onnx"}
+LOADER = "nextpolicy.export.numpy_policy"  # is copied into exported folders
 CORE_LIBRARIES = {"jax", "numpy", "nextpolicy"} | sys.stdlib_module_names
 
 
@@ -95,7 +96,9 @@ def complaints(source: str, module: str, is_package: bool = False) -> list[str]:
     for node in ast.walk(tree):
         for name in imported_modules(node, module, is_package):
             top = name.split(".")[0]
-            if top == "nextpolicy":
+            if module == LOADER and top not in {"numpy"} | sys.stdlib_module_names:
+                found.append(f"{module}:{node.lineno}: the loader may not import {name}")
+            elif top == "nextpolicy":
                 wanted = part_of(name)
                 exported = wanted not in MAY_IMPORT and name.count(".") == 1  # a name, such as nextpolicy.train
                 wanted = "__init__" if exported else wanted
