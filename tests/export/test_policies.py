@@ -35,7 +35,7 @@ NETWORKS = {
     "mlp-silu": (VECTOR, NetConfig(torso="mlp", hidden=(8,), activation="silu", shared_torso=True)),
     "mlp-no-layers": (VECTOR, NetConfig(torso="mlp", hidden=())),
     "mlp-image": (IMAGE, NetConfig(torso="mlp", hidden=(8,))),
-    "small-cnn": (IMAGE, NetConfig(torso="small-cnn", hidden=(8,), activation="relu")),
+    "small-cnn": (replace(IMAGE, obs_dtype=np.bool_), NetConfig(torso="small-cnn", hidden=(8,), activation="relu")),
     "small-cnn-norm": (replace(IMAGE, action=ARM), NetConfig(hidden=(8, 6), activation="tanh", layer_norm=True)),
     "nature": (FRAMES, NetConfig(hidden=(8,), activation="tanh")),
     "nature-norm": (replace(FRAMES, action=ARM), NetConfig(torso="nature", hidden=(8,), layer_norm=True)),
@@ -63,8 +63,8 @@ def exported(policy: Policy, config: NetConfig, arrange: Any = None) -> tuple[di
 def observations(spec: EnvSpec, count: int = 6) -> np.ndarray:
     rng = np.random.default_rng(2)
     shape = (count, *(spec.obs_shape if spec.own_obs_shape is None else spec.own_obs_shape))
-    if np.dtype(spec.obs_dtype) == np.uint8:
-        return rng.integers(0, 256, shape, np.uint8)
+    if np.dtype(spec.obs_dtype) != np.float32:
+        return rng.integers(0, 256 if np.dtype(spec.obs_dtype) == np.uint8 else 2, shape).astype(spec.obs_dtype)
     return rng.normal(size=shape, scale=3.0).astype(np.float32)
 
 
