@@ -25,7 +25,7 @@ CHOICE, ARM = Discrete(5), Box((3,), -1.0, 1.0)
 IMAGE, FRAMES = EnvSpec("toy", (7, 6, 3), CHOICE), EnvSpec("toy", (41, 38, 2), CHOICE, np.uint8)
 VECTOR, SPRITE = EnvSpec("toy", (4,), CHOICE), EnvSpec("toy", (9, 8, 2), CHOICE, np.uint8)
 MLP = NetConfig(torso="mlp", hidden=(8,))
-NORMALISED = ("mlp-tanh", "mlp-relu-norm", "small-cnn-norm")
+NORMALISED = ("mlp-tanh", "mlp-relu-norm", "small-cnn-norm", "nature")  # nature: bytes are scaled instead
 NETWORKS = {
     "mlp-tanh": (VECTOR, NetConfig(torso="mlp", hidden=(8, 7), activation="tanh")),
     "mlp-relu-norm": (
@@ -209,6 +209,14 @@ def test_state_numbers_are_rows_of_a_table() -> None:
     states, wanted = np.arange(9), original(policy, table)[0]
     assert_close(numpy_policy.Policy(description, arrays).output(states.reshape(3, 3)), wanted.reshape(3, 3, 5))
     assert_close(run_onnx(description, arrays, states)["log_probs"], wanted)
+
+
+def test_large_logits_stay_finite() -> None:
+    config = NetConfig(torso="mlp", hidden=())
+    policy, obs = random_policy(VECTOR, config), 1000 * observations(VECTOR)
+    wanted, _ = original(policy, obs)
+    assert wanted.min() < -1000
+    assert_close(numpy_policy.Policy(*exported(policy, config)).output(obs), wanted)
 
 
 def test_silu_of_very_negative_numbers_is_zero() -> None:

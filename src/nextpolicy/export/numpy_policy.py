@@ -101,8 +101,8 @@ class Policy:
         if space["kind"] == "discrete":
             return (np.argmax(out, axis=-1) + space["start"]).astype(space["dtype"])
         bound = lambda name, free: np.asarray([free if b is None else b for b in space[name]])  # noqa: E731
-        # Clipping in 64 bits keeps the bounds: rounding to the environment's type preserves order.
-        clipped = out.astype(np.float64).clip(bound("low", -np.inf), bound("high", np.inf))
+        # Clipping to float64 bounds keeps them: rounding to the environment's type preserves order.
+        clipped = out.clip(bound("low", -np.inf), bound("high", np.inf))
         return clipped.reshape((*out.shape[:-1], *space["shape"])).astype(space["dtype"])
 
 
