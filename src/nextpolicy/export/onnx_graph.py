@@ -71,7 +71,7 @@ class _Graph:
         self.constants.append(numpy_helper.from_array(np.array(value, dtype, order="C"), name))
         return name
 
-    def add(self, op: str, *inputs: str, output: str | None = None, **attributes: int | float | list[int]) -> str:
+    def add(self, op: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
         """Append a node and return the name of its output."""
         from onnx import helper
 
