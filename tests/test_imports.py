@@ -35,7 +35,8 @@ MAY_IMPORT = {
     "nets": {"types", "core"} | _CONFIG,
     "loop": _TRAINING,
     "report": _CONFIG,
-    "run": _TRAINING | {"tabular"},
+    "export": {"types", "core", "envs", "nets"} | _CONFIG,
+    "run": _TRAINING | {"tabular", "export"},
     "studies": _TRAINING | {"tabular", "run", "report"},
     "bench": _TRAINING | {"tabular", "run"},
     "experiments": _TRAINING | {"run"},
@@ -47,7 +48,8 @@ MAY_IMPORT = {
 # `Run.plot` draws with the report's means.
 EXCEPTIONS = {("nets", "nextpolicy.envs.base"), ("config", "nextpolicy.envs.registry")}
 EXCEPTIONS |= {("run", "nextpolicy.report.plot")}
-BACKENDS = {"gymnax", "brax", "gymnasium", "ale_py", "ray", "wandb", "tensorboardX", "jinja2"}
+BACKENDS = {"gymnax", "brax", "gymnasium", "ale_py", "ray", "wandb", "tensorboardX", "jinja2", "onnx"}
+LOADER = "nextpolicy.export.numpy_policy"  # is copied into exported folders
 CORE_LIBRARIES = {"jax", "numpy", "nextpolicy"} | sys.stdlib_module_names
 
 
@@ -94,7 +96,9 @@ def complaints(source: str, module: str, is_package: bool = False) -> list[str]:
     for node in ast.walk(tree):
         for name in imported_modules(node, module, is_package):
             top = name.split(".")[0]
-            if top == "nextpolicy":
+            if module == LOADER and top not in {"numpy"} | sys.stdlib_module_names:
+                found.append(f"{module}:{node.lineno}: the loader may not import {name}")
+            elif top == "nextpolicy":
                 wanted = part_of(name)
                 exported = wanted not in MAY_IMPORT and name.count(".") == 1  # a name, such as nextpolicy.train
                 wanted = "__init__" if exported else wanted
@@ -186,6 +190,10 @@ def test_imports_point_one_way(module, file):
         ("nextpolicy.envs.brax", "try:\n    import brax\nexcept ImportError:\n    brax = None"),
         ("nextpolicy.envs.brax", "class Env:\n    from brax import envs"),
         ("nextpolicy.report.html", "import jinja2"),
+        ("nextpolicy.export.write", "from nextpolicy.run.policy import Policy"),
+        ("nextpolicy.export.onnx_graph", "import onnx"),
+        ("nextpolicy.export.numpy_policy", "from nextpolicy.config import ConfigError"),
+        ("nextpolicy.export.numpy_policy", "import jax"),
         ("nextpolicy.newcomer", "import numpy"),
     ],
 )

@@ -171,6 +171,8 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     ),
     (["resume", "no/such/run"], ["expected a run folder, got no/such/run"]),
     (["eval", "no/such/run"], ["expected a run folder"]),
+    (["export", "no/such/run", "out"], ["expected a run folder"]),
+    (["export", "no/such/run"], ["required: folder"]),
     (["envs", "gymnas"], ["backend: expected one of 'four-rooms', 'gymnax'", "got 'gymnas'"]),
     (["study", "four-room"], ["'four-rooms'"]),
 ]

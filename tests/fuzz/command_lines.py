@@ -37,6 +37,7 @@ OPTIONS = {  # beside the fields of training
         **{"--policy": ["target", "behaviour", "best"], "--episodes": ["4", "100"], "--num-envs": ["2", "4"]},
         **{"--greedy": None, "--seed": ["0", "7"], "--video": FILES, "--member": ["0", "1"]},
     },
+    "export": {"--policy": ["target", "behaviour", "best"], "--member": ["0", "1"], "--onnx": None},
     "envs": {},
     "bench": {
         **{"--contenders": ["ppo", "simulator", "all", "ppo,ppo", "brax", "sbx"], "--members": ["1", "1,3"]},
@@ -112,6 +113,8 @@ def positionals(rng: random.Random, command: str) -> list[str]:
         return [work if command == "bench" and rng.random() < 0.3 else rng.choice(ENVS)]
     if command in ("resume", "eval", "report"):
         return [rng.choice(RUNS)]
+    if command == "export":
+        return [rng.choice(RUNS), rng.choice(FOLDERS)]
     if command.startswith("suite"):
         return [rng.choice(SUITES)]
     share = 0.05 if command.startswith("study") else 0.5

@@ -27,6 +27,7 @@ COMMANDS = {
     "train": Command("train", "train PPO, SV-PPO or both on an environment"),
     "resume": Command("resume", "continue a run, bit for bit"),
     "eval": Command("evaluate", "evaluate the policies of a run, or record a video"),
+    "export": Command("export", "write a policy for use without this package"),
     "envs": Command("envs", "list environments"),
     "bench": Command("bench", "measure speed against the simulator alone and other libraries"),
     "suite": Command("suite", "run an experiment over many environments, and show its progress"),

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 
 from nextpolicy.types import Array, RunningStats
 
+CLIP, EPSILON = 10.0, 1e-8  # of `normalise`
+
 
 def init(shape: tuple[int, ...] = (), dtype: jnp.dtype | type = jnp.float32) -> RunningStats:
     """Empty statistics for samples of `shape`."""
@@ -52,7 +54,7 @@ def variance(stats: RunningStats) -> Array:
     return jnp.where(stats.samples > 0, stats.m2 / _nonzero(stats.samples), 1.0)
 
 
-def normalise(stats: RunningStats, x: Array, clip: float = 10.0, epsilon: float = 1e-8) -> Array:
+def normalise(stats: RunningStats, x: Array, clip: float = CLIP, epsilon: float = EPSILON) -> Array:
     """(x - mean) / sqrt(variance + epsilon), clipped to [-clip, clip]; x is [..., *sample]."""
     lead = (None,) * (x.ndim - stats.mean.ndim)
     scaled = (x - stats.mean[lead]) / jnp.sqrt(variance(stats)[lead] + epsilon)

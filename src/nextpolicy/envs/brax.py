@@ -182,6 +182,9 @@ class BraxEnv:
     def __init__(self, env: Env, env_id: str, episode_length: int, *, cached: bool, random_start: bool):
         self.env = env
         self._cached, self._random_start, self._episode_length = cached, random_start, episode_length
+        self._view = pictures.VIEWS.get(env_id.partition("/")[2])  # None for `fast`, which has no bodies
+        self.can_render = self._view is not None
+        self.seconds_per_step = float(env.dt) if self.can_render else None
         # Under jit, reset and step are each traced once, however often the program calls them.
         start, advance = jax.jit(ordered(self._start_one)), jax.jit(ordered(self._step_one))
         self._start, self._advance = over_environments(start), over_environments(advance)
@@ -194,20 +197,11 @@ class BraxEnv:
             time_limit=episode_length,
         )
 
-    @property
-    def can_render(self) -> bool:
-        """Whether there are bodies to draw; `fast` has none."""
-        return self.spec.id.partition("/")[2] in pictures.VIEWS
-
-    @property
-    def seconds_per_step(self) -> float:
-        """Simulated time of a step."""
-        return float(self.env.dt)
-
     def render(self, state: BraxState) -> np.ndarray:
         """The bodies of one environment, uint8 [240, 320, 3]."""
-        bodies, view = state.current.pipeline_state.x, pictures.VIEWS[self.spec.id.partition("/")[2]]
-        return pictures.body(self.env.sys.mj_model, np.asarray(bodies.pos), np.asarray(bodies.rot), view)
+        assert self._view is not None
+        bodies = state.current.pipeline_state.x
+        return pictures.body(self.env.sys.mj_model, np.asarray(bodies.pos), np.asarray(bodies.rot), self._view)
 
     def _start_one(self, key: Array) -> tuple[Start, Array]:
         with _quiet_tracing():

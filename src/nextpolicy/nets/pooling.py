@@ -24,7 +24,7 @@ def max_pool(x: Array) -> Array:
 
 def _pool(x: Array) -> tuple[Array, Array]:
     """Maxima and their places."""
-    (rows, *above), (columns, *left) = _windows(x.shape[1]), _windows(x.shape[2])
+    (rows, *above), (columns, *left) = placement(x.shape[1]), placement(x.shape[2])
     x = jnp.pad(x, [(0, 0), tuple(above), tuple(left), (0, 0)], constant_values=-jnp.inf)
     best, place = x[:, : 2 * rows - 1 : 2, : 2 * columns - 1 : 2], jnp.zeros((), jnp.uint8)
     for k in range(1, 9):
@@ -35,7 +35,7 @@ def _pool(x: Array) -> tuple[Array, Array]:
     return best, place
 
 
-def _windows(size: int) -> tuple[int, int, int]:
+def placement(size: int) -> tuple[int, int, int]:
     """Number of windows along an axis of `size` pixels, and the padding before and after it."""
     windows = -(-size // 2)
     padding = 2 * windows + 1 - size
@@ -59,7 +59,7 @@ def _merge(own: tuple[Array, Array, Array], axis: int, size: int) -> Array:
 
     Windows overlap: the last pixel of one is the first of the next. Middle pixels are in one window only.
     """
-    windows, before, _ = _windows(size)
+    windows, before, _ = placement(size)
     first, middle, last = own
     pad = lambda x, low, high: jnp.pad(x, [(low, high) if a == axis else (0, 0) for a in range(x.ndim)])  # noqa: E731
     pairs = jnp.stack([pad(first, 0, 1) + pad(last, 1, 0), pad(middle, 0, 1)], axis + 1)

@@ -14,6 +14,7 @@ from nextpolicy.nets.pooling import max_pool
 from nextpolicy.types import Array
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu}
+NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # channels, size and stride of each convolution of NatureCNN
 _WIDE = nn.initializers.orthogonal(2.0**0.5)
 
 
@@ -154,7 +155,7 @@ class NatureCNN(nn.Module):
     def __call__(self, obs: Array) -> Array:
         lead = obs.shape[:-3]
         x = obs.reshape((-1, *obs.shape[-3:])).astype(self.dtype)
-        for channels, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+        for channels, size, stride in NATURE:
             conv = nn.Conv(channels, (size, size), (stride, stride), "VALID", kernel_init=_WIDE, dtype=self.dtype)
             x = jax.nn.relu(conv(x))
         x = x.reshape((*lead, -1))

@@ -150,6 +150,16 @@ class Run:
         arrange = job.env.arrange if is_host_env(job.env) else None
         return Policy(spec, networks, self.snapshot(policy, member), arrange)
 
+    def export(self, folder: str | Path, policy: str = "target", member: int = 0, onnx: bool = False) -> Path:
+        """Write a member's policy for use without this package into a new or empty folder, and return its path.
+
+        The folder has the arrays, a description in JSON and a loader that needs only NumPy; with `onnx`, also an ONNX
+        model.
+        """
+        from nextpolicy.run.export import export
+
+        return export(self, folder, policy, member, onnx)
+
     def evaluate(
         self,
         episodes: int = 100,

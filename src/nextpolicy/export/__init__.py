@@ -1,0 +1,1 @@
+"""Trained policies as folders that other programs can use without this package."""

@@ -1,0 +1,154 @@
+"""A trained policy in NumPy alone.
+
+    import numpy as np
+    from load_policy import load
+
+    policy = load("folder")                        # the folder with policy.json and policy.npz
+    policy(obs)                                    # greedy action for one observation, or for a batch
+    policy.sample(obs, np.random.default_rng(0))   # sampled actions
+    policy.output(obs)                             # log-probabilities of discrete actions, means of continuous ones
+
+Observations and actions are those of the environment, with any number of batch axes in front. `policy.json` describes
+the network as a list of layers, `policy.npz` holds their arrays. Images are [N, H, W, C] between layers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FORMAT = 1  # of policy.json
+
+Arrays = dict[str, np.ndarray]
+Layer = dict[str, Any]
+
+
+def load(folder: str | Path) -> Policy:
+    """The policy in a folder. Reading it executes no code."""
+    description = json.loads((Path(folder) / "policy.json").read_text(encoding="utf-8"))
+    with np.load(Path(folder) / "policy.npz", allow_pickle=False) as file:
+        return Policy(description, {name: file[name] for name in file.files})
+
+
+class Policy:
+    """A function from observations [..., *shape] to actions: greedy when called, random with `sample`."""
+
+    def __init__(self, description: dict[str, Any], arrays: Arrays) -> None:
+        if description.get("format") != FORMAT:
+            raise ValueError(f"format: expected {FORMAT}, got {description.get('format')}; use the loader beside it")
+        self.description, self.arrays = description, arrays
+
+    def __call__(self, obs: Any) -> Any:
+        """The most probable actions. A single discrete action is a NumPy integer."""
+        return self._actions(self.output(obs))
+
+    def sample(self, obs: Any, rng: np.random.Generator) -> Any:
+        """Random actions: by the Gumbel-max trick, or mean + std * noise."""
+        out = self.output(obs)
+        if self.description["distribution"]["kind"] == "categorical":
+            return self._actions(out + rng.gumbel(size=out.shape))
+        std = np.exp(self.arrays[self.description["distribution"]["log_std"]])
+        return self._actions(out + std * rng.standard_normal(out.shape))
+
+    def output(self, obs: Any) -> np.ndarray:
+        """Log-probabilities [..., n] of discrete actions, or means [..., size] of continuous ones before clipping."""
+        obs = np.asarray(obs)
+        lead = self._lead(obs)
+        x = self._read(obs.reshape((math.prod(lead), *obs.shape[len(lead) :])))
+        x = _run(self.description["network"]["layers"], x, self.arrays)
+        if self.description["distribution"]["kind"] == "categorical":
+            x = x - x.max(-1, keepdims=True)
+            x = x - np.log(np.exp(x).sum(-1, keepdims=True))
+        return x.reshape((*lead, x.shape[-1]))
+
+    def _lead(self, obs: np.ndarray) -> tuple[int, ...]:
+        """The batch axes of `obs`. Raises if it does not fit the environment."""
+        about = self.description["observation"]
+        shape, numbered = tuple(about["shape"]), about["kind"] == "states"
+        split = obs.ndim - len(shape)
+        if split < 0 or obs.shape[split:] != shape or obs.dtype.kind not in ("iu" if numbered else "biuf"):
+            what = "whole numbers" if numbered else f"shape {shape}, or a batch"
+            raise ValueError(f"obs: expected {what}, got {obs.dtype} of shape {obs.shape}")
+        if numbered:
+            first, last = about["first"], about["first"] + about["count"] - 1
+            wrong = obs[(obs < first) | (obs > last)]
+            if wrong.size:
+                raise ValueError(f"obs: expected whole numbers from {first} to {last}, got {wrong.flat[0]}")
+        return obs.shape[:split]
+
+    def _read(self, obs: np.ndarray) -> np.ndarray:
+        """Observations [N, *shape] as the network reads them: float32 [N, *input_shape], scaled or normalised."""
+        about, normaliser = self.description["observation"], self.description["normaliser"]
+        if about["kind"] == "states":
+            index = obs.astype(np.int64) - about["first"]
+            obs = self.arrays[about["table"]][index] if about["table"] else index[:, None] == np.arange(about["count"])
+        if about["layout"] == "channels_first":
+            obs = np.moveaxis(obs, 1, -1)
+        x = obs.reshape((len(obs), *about["input_shape"])).astype(np.float32) / np.float32(about["divisor"])
+        if normaliser is None:
+            return x
+        std = np.sqrt(self.arrays[normaliser["variance"]] + np.float32(normaliser["epsilon"]))
+        return np.clip((x - self.arrays[normaliser["mean"]]) / std, -normaliser["clip"], normaliser["clip"])
+
+    def _actions(self, out: np.ndarray) -> Any:
+        """Actions of the environment: the largest of n entries, or numbers clipped to the bounds."""
+        space = self.description["action"]
+        if space["kind"] == "discrete":
+            return (np.argmax(out, axis=-1) + space["start"]).astype(space["dtype"])
+        bound = lambda name, free: np.asarray([free if b is None else b for b in space[name]])  # noqa: E731
+        # Clipping to float64 bounds keeps them: rounding to the environment's type preserves order.
+        clipped = out.clip(bound("low", -np.inf), bound("high", np.inf))
+        return clipped.reshape((*out.shape[:-1], *space["shape"])).astype(space["dtype"])
+
+
+def _run(layers: list[Layer], x: np.ndarray, arrays: Arrays) -> np.ndarray:
+    for layer in layers:
+        x = _LAYERS[layer["kind"]](layer, x, arrays)
+    return x
+
+
+def _dense(layer: Layer, x: np.ndarray, arrays: Arrays) -> np.ndarray:
+    return x @ arrays[f"{layer['name']}.kernel"] + arrays[f"{layer['name']}.bias"]
+
+
+def _conv(layer: Layer, x: np.ndarray, arrays: Arrays) -> np.ndarray:
+    """Kernel [height, width, in, out]."""
+    kernel = arrays[f"{layer['name']}.kernel"]
+    windows = _windows(x, layer, kernel.shape[0], 0.0)
+    return np.tensordot(windows, kernel, ((3, 4, 5), (2, 0, 1))) + arrays[f"{layer['name']}.bias"]
+
+
+def _max_pool(layer: Layer, x: np.ndarray, _: Arrays) -> np.ndarray:
+    return _windows(x, layer, layer["size"], -np.inf).max((4, 5))
+
+
+def _windows(x: np.ndarray, layer: Layer, size: int, padding: float) -> np.ndarray:
+    """Windows [N, H', W', C, size, size] of padded images."""
+    x = np.pad(x, [(0, 0), *layer["padding"], (0, 0)], constant_values=padding)
+    step = layer["stride"]
+    return np.lib.stride_tricks.sliding_window_view(x, (size, size), (1, 2))[:, ::step, ::step]
+
+
+def _layer_norm(layer: Layer, x: np.ndarray, arrays: Arrays) -> np.ndarray:
+    """Over the last axis."""
+    centred = x - x.mean(-1, keepdims=True)
+    std = np.sqrt(np.square(centred).mean(-1, keepdims=True) + np.float32(layer["epsilon"]))
+    return centred / std * arrays[f"{layer['name']}.scale"] + arrays[f"{layer['name']}.bias"]
+
+
+_LAYERS: dict[str, Callable[[Layer, np.ndarray, Arrays], np.ndarray]] = {
+    "dense": _dense,
+    "conv": _conv,
+    "max_pool": _max_pool,
+    "layer_norm": _layer_norm,
+    "flatten": lambda _, x, __: x.reshape((len(x), math.prod(x.shape[1:]))),
+    "residual": lambda layer, x, arrays: x + _run(layer["layers"], x, arrays),
+    "tanh": lambda _, x, __: np.tanh(x),
+    "relu": lambda _, x, __: np.maximum(x, 0),
+    "silu": lambda _, x, __: x * np.exp(-np.logaddexp(0, -x)),
+}
