@@ -67,6 +67,8 @@ def test_a_members_row(members):
     ]
     expected = {
         "score": 15.0,
+        "area": 900.6,  # (18 x 999 + 2 x 15) / 20
+        "steps_to_goal": np.nan,  # PPO's return does not rise
         "final_return": 15.0,
         "updates": 10.0,
         "updates_pct": 50.0,
@@ -112,6 +114,8 @@ def test_every_column_of_an_environment_table(members):
         "ppo_score": 10.0,
         "score_pct_of_ppo": 150.0,  # 12, 15, 18 over a mean of 10
         "score_spread": 30.0,  # standard deviation of 120, 150, 180
+        "area_pct_of_ppo": 100 * 900.6 / 900.1,
+        "steps_to_goal_x_ppo": np.nan,
         "significant": True,  # t = 5 / sqrt(9/3 + 4/3) = 2.40, df = 3.5: p = 0.083
         "updates_pct_of_ppo": 50.0,
         "updates_least_pct": 50.0,

@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from nextpolicy.report import text
+from nextpolicy.report import learning_speed, text
 from nextpolicy.report.aggregate import multiple_of_ppo
 from nextpolicy.report.statistic import (
     MULTIPLE,
@@ -108,6 +108,22 @@ STATISTICS: tuple[Statistic, ...] = (
         Measure(("episode_return", "episodes"), lambda rows: member_score(rows.late)),
         (_SCORE_VIEW, replace(OWN, in_print=False), OF_PPO),
         partial(with_spread, spread="score_std"),
+    ),
+    Statistic(
+        "area",
+        "Mean return over training",
+        "area under the learning curve: mean return over all steps",
+        Measure(("episode_return", "episodes"), learning_speed.area),
+        (replace(PERCENT, in_print=False),),
+    ),
+    Statistic(
+        "steps_to_goal",
+        "Steps to 90 % of PPO",
+        "steps until the return is 90 % of the way from its first value to PPO's mean score in the same run; all steps "
+        "of a member that never gets there",
+        Measure(("episode_return", "episodes"), learning_speed.steps_to_goal),
+        (replace(MULTIPLE, in_print=False),),
+        text.whole_number,
     ),
     Statistic(
         "final_return",

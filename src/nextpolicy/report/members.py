@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from nextpolicy.config import Member
-from nextpolicy.report import columns
+from nextpolicy.report import columns, learning_speed
 from nextpolicy.report.runs import Run
 from nextpolicy.report.statistic import Rows
 from nextpolicy.runfiles import late_rows
@@ -25,13 +25,24 @@ def member_table(runs: Sequence[Run]) -> pd.DataFrame:
     rows = []
     for run in runs:
         by_member = dict(iter(run.frame.groupby("member")))
+        goal = _goal(run, by_member)
         for index, member in enumerate(run.members):
-            state, reason, numbers = _standing(run, index, member, by_member.get(index))
+            state, reason, numbers = _standing(run, index, member, by_member.get(index), goal)
             rows.append((run.suite, run.env, member.variant, member.seed, run.name, state, reason, *numbers.values()))
     return pd.DataFrame(rows, columns=[*_ABOUT, *(each.name for each in columns.STATISTICS)])
 
 
-def _standing(run: Run, index: int, member: Member, frame: pd.DataFrame | None) -> tuple[str, str, dict[str, float]]:
+def _goal(run: Run, by_member: dict[int, pd.DataFrame]) -> float:
+    """The return that counts as nearly PPO's score; NaN for an unfinished run or a copy, which has its statistics."""
+    if run.state != "finished" or run.statistics is not None or not {"episode_return", "episodes"} <= set(run.frame):
+        return math.nan
+    ppo = [by_member[i] for i, member in enumerate(run.members) if member.algo == "ppo" and i in by_member]
+    return learning_speed.goal(by_member.values(), [late_rows(frame, run.total_steps) for frame in ppo])
+
+
+def _standing(
+    run: Run, index: int, member: Member, frame: pd.DataFrame | None, goal: float
+) -> tuple[str, str, dict[str, float]]:
     """State, reason and statistics of one member."""
     nothing = {each.name: math.nan for each in columns.STATISTICS}
     if run.state != "finished":
@@ -41,7 +52,7 @@ def _standing(run: Run, index: int, member: Member, frame: pd.DataFrame | None) 
         return "missing", "metrics of some rounds are not in the folder", nothing
     late = late_rows(frame, run.total_steps)
     if run.statistics is None:
-        rows = Rows(frame, late, member.algo, run.evaluation.get(index, math.nan))
+        rows = Rows(frame, late, member.algo, run.evaluation.get(index, math.nan), goal)
         numbers = {each.name: each.of(rows) for each in columns.STATISTICS}
     else:
         numbers = nothing | {name: float(x) for name, x in run.statistics.iloc[index].items() if name in nothing}

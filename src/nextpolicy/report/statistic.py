@@ -44,6 +44,7 @@ class Rows:
     late: pd.DataFrame  # rounds in the last 10 % of its steps
     algo: str
     target_return: float  # from evaluation.json; NaN without one
+    goal: float = math.nan  # return that `learning_speed.steps_to_goal` waits for; NaN without PPO in the run
 
 
 class Measure(NamedTuple):

@@ -49,6 +49,7 @@ def _against_ppo(shown: list[Row], comparison: Comparison) -> list[str]:
         scores.append(
             f"{row['variant']} has a median of {with_interval(row, 'median_pct_ppo', 1).shown} % of PPO's score, "
             f"significantly better on {better} and worse on {worse} of {count(int(row['environments']), 'environment')}"
+            + _speed(table)
         )
         gate.append(
             f"{row['variant']} updated its target in {number(table['updates_pct_of_ppo'].median(), places=1)} % of "
@@ -57,6 +58,12 @@ def _against_ppo(shown: list[Row], comparison: Comparison) -> list[str]:
     rest = _more(len(_comparable(totals)) - len(shown), "comparison")
     where = f"On {suite_name(suite)}, " if totals["suite"].nunique() > 1 else ""
     return [where + "; ".join(scores) + rest + ".", where + "; ".join(gate) + "."]
+
+
+def _speed(table: pd.DataFrame) -> str:
+    """How fast a variant learned, in a clause; empty without PPO in the same runs."""
+    ratio = table["steps_to_goal_x_ppo"].median() if "steps_to_goal_x_ppo" in table else float("nan")
+    return "" if pd.isna(ratio) else f", and reaches 90 % of PPO's score in {number(ratio)} × PPO's steps"
 
 
 def _in_returns(scored: list[Row], members: pd.DataFrame) -> list[str]:
