@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test test-slow lint types format clean
+.PHONY: run test test-slow lint types format dist clean
 
 run: .venv/installed-run
 	$(BIN)/nextpolicy study four-rooms --seeds 2
@@ -27,6 +27,17 @@ types: .venv/installed-dev
 format: .venv/installed-dev
 	$(BIN)/ruff check --fix src tests benchmarks
 	$(BIN)/ruff format src tests benchmarks
+
+# Wheel and sdist, then a training run from the wheel in an environment that has nothing else.
+dist: .venv/installed-dev
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(PYTHON) -m venv dist/venv
+	dist/venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "$$(echo dist/*.whl)[gymnax]"
+	cd dist && venv/bin/nextpolicy train gymnax/CartPole-v1 --total-env-steps 20000 --out venv/run --quiet
+	cd dist && venv/bin/nextpolicy report venv/run --out venv/report.html
+	rm -rf dist/venv
+	@echo "dist: $$(cd dist && echo *)"
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
