@@ -68,7 +68,7 @@ def test_several_choices_from_a_nested_observation_are_learned(matched: nextpoli
             assert np.isfinite(member[name]).all()
         assert (member["kl_behaviour"] > 0).all()
         assert member["kl_behaviour"].max() < 1.0
-    assert matched.evaluate(20, greedy=True)["return_mean"].min() == 1.0
+    assert matched.evaluate(20, greedy=True)["mean"].min() == 1.0
 
 
 @pytest.mark.parametrize("member", [0, 1])
