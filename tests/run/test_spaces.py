@@ -14,7 +14,7 @@ import pytest
 
 import nextpolicy
 from nextpolicy.envs import build as envs
-from nextpolicy.loop.actions import random_actions
+from nextpolicy.loop.actions import action_noise, random_actions
 
 from .test_policy import Toy, of_spaces, policy_of
 
@@ -127,6 +127,8 @@ def test_warm_up_tries_every_joint_action() -> None:
     assert drawn.shape == (40, 10, 3)
     counts = np.bincount(np.ravel_multi_index(tuple(drawn.reshape(-1, 3).T), (3, 2, 2)), minlength=12)
     assert counts.min() > 15
+    # Noise of its own for every value of every choice; with shared noise, choices would be correlated.
+    assert action_noise(spec, jax.random.key(0), (40, 10)).shape == (40, 10, 3, 3)
 
 
 def test_policies_give_nested_actions_in_the_order_of_the_space() -> None:
