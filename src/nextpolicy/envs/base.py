@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nextpolicy.envs.nested import ArrayT, DType, MultiDiscrete, Tree, unflatten
+from nextpolicy.envs.nested import ArrayT, DType, MultiDiscrete, Tree, byte_scale, unflatten
 from nextpolicy.types import Array, PyTree, Step
 
 if TYPE_CHECKING:
@@ -100,6 +100,11 @@ class EnvSpec:
     own_obs_shape: tuple[int, ...] | None = None  # of one observation before `HostEnv.arrange`; host only
     first_state: int | None = None  # the smallest of a discrete observation space; host only
     obs_tree: Tree | None = None  # the environment's own observations, if they were nested and are now vectors
+
+    @property
+    def obs_scale(self) -> np.ndarray | None:
+        """Factors [F] by which networks multiply flattened observations that are not normalised; None: 1."""
+        return None if self.obs_tree is None else byte_scale(self.obs_tree)
 
 
 class DeviceEnv(Protocol):

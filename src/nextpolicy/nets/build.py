@@ -11,8 +11,7 @@ import jax.numpy as jnp
 
 from nextpolicy.config import NetConfig
 from nextpolicy.core import running_stats
-from nextpolicy.envs.base import Discrete, EnvSpec
-from nextpolicy.envs.nested import MultiDiscrete, byte_scale
+from nextpolicy.envs.base import Box, Discrete, EnvSpec
 from nextpolicy.nets import check, fusion, heads, torsos
 from nextpolicy.types import Array, Networks, Params, PolicySnapshot, RunningStats
 
@@ -34,9 +33,8 @@ def build(
 ) -> Networks:
     """The configured networks, or the caller's Flax modules.
 
-    A caller's `actor` maps observations to logits (discrete actions; those of several choices one after another) or to
-    (mean, log_std) (continuous actions). A caller's `critic` maps each observation to one value. Both receive
-    normalised observations as float32.
+    A caller's `actor` maps observations to logits (discrete actions) or to (mean, log_std) (continuous actions). A
+    caller's `critic` maps each observation to one value. Both receive normalised observations as float32.
     """
     actor_module: nn.Module = _Stack(_torso(spec, config), _policy_head(spec, config)) if actor is None else actor
     as_distribution = (lambda x: x) if actor is None else _wrap_output(spec)
@@ -109,7 +107,7 @@ def _tabulated(apply: Callable[[Any], Any], spec: EnvSpec) -> Callable[[Array], 
 def _reader(spec: EnvSpec) -> Callable[[Array, RunningStats | None], Array]:
     """Converts raw observations to float32: bytes to [0, 1], others normalised if there are statistics."""
     pixels = jnp.dtype(spec.obs_dtype) == jnp.uint8
-    scale = None if spec.obs_tree is None else byte_scale(spec.obs_tree)
+    scale = spec.obs_scale
 
     def read(obs: Array, obs_stats: RunningStats | None) -> Array:
         x = obs.astype(jnp.float32)
@@ -161,17 +159,16 @@ def torso_kind(spec: EnvSpec, config: NetConfig) -> str:
 def _policy_head(spec: EnvSpec, config: NetConfig) -> nn.Module:
     if isinstance(spec.action, Discrete):
         return heads.CategoricalHead(spec.action.n, _dtype(config))
-    if isinstance(spec.action, MultiDiscrete):
-        return heads.MultiCategoricalHead(spec.action.sizes, _dtype(config))
-    size = int(jnp.prod(jnp.asarray(spec.action.shape)))
-    return heads.GaussianHead(size, config.log_std_init, _dtype(config))
+    if isinstance(spec.action, Box):
+        return heads.GaussianHead(spec.action.outputs, config.log_std_init, _dtype(config))
+    return heads.MultiCategoricalHead(spec.action.sizes, _dtype(config))
 
 
 def _wrap_output(spec: EnvSpec) -> Callable[[Any], heads.Distribution]:
-    """Converts a caller's actor output: logits for discrete actions, (mean, log_std) for continuous ones."""
+    """Converts a caller's actor output: (mean, log_std) for continuous actions, else logits, choice after choice."""
     if isinstance(spec.action, Discrete):
         return lambda logits: heads.Categorical(jax.nn.log_softmax(logits.astype(jnp.float32)))
-    if isinstance(spec.action, MultiDiscrete):
-        head = heads.MultiCategoricalHead(spec.action.sizes)
-        return lambda logits: head.read(logits.astype(jnp.float32), {})
-    return lambda out: heads.DiagonalGaussian(out[0], jnp.broadcast_to(out[1], out[0].shape))
+    if isinstance(spec.action, Box):
+        return lambda out: heads.DiagonalGaussian(out[0], jnp.broadcast_to(out[1], out[0].shape))
+    head = heads.MultiCategoricalHead(spec.action.sizes)
+    return lambda logits: head.read(logits.astype(jnp.float32), {})

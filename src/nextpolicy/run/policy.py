@@ -58,7 +58,8 @@ class Policy:
         obs = self._numbers(obs)
         self._check_states(obs)
         obs = plain(obs)
-        action = own_actions(self.spec.action, np.asarray(self._compiled(self.snapshot, obs, key)), self._lead(obs))
+        lead = self._lead(obs)
+        action = own_actions(self.spec.action, np.asarray(self._compiled(self.snapshot, obs, key)), lead)
         return action[()] if isinstance(self.spec.action, Discrete) else action
 
     def apply(self, obs: PyTree, key: Array | None = None) -> PyTree:
