@@ -11,9 +11,13 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 import nextpolicy
 from nextpolicy.envs import build as envs
+from nextpolicy.envs.base import EnvSpec
+from nextpolicy.envs.space_trees import nested_actions
+from nextpolicy.export import describe
 from nextpolicy.loop.actions import action_noise, random_actions
 
 from .test_policy import Toy, of_spaces, policy_of
@@ -89,6 +93,15 @@ def test_its_policy_plays_in_a_gymnasium_loop(matched: nextpolicy.Run, member: i
     assert repr(policy) == f"Policy(custom/Matching: {shown})"
     with pytest.raises(ValueError, match=r"obs: expected a dict, .*write `obs, info = env.reset\(\)`"):
         policy(env.reset())
+
+
+def test_what_cannot_be_exported_is_refused(matched: nextpolicy.Run, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^export: expected observations of a Box or Discrete space, .* jax\.export$"):
+        matched.export(tmp_path / "policy")
+    real = nested_actions("toy", spaces.Tuple([spaces.Box(-1, 1, (2,))]))
+    for action, kind in ((envs.make_host(Matching).spec.action, "MultiDiscrete"), (real, "nested ones")):
+        with pytest.raises(ValueError, match=rf"^export: expected Discrete or Box actions, got {kind}; .*jax\.export$"):
+            describe._action(EnvSpec("toy", (2,), action))
 
 
 @pytest.mark.slow  # envs/test_nested.py steps such environments, and the choices above are learned as bits are
