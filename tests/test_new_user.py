@@ -85,9 +85,12 @@ def test_report_of_one_variant(cartpole: nextpolicy.Run, tmp_path: Path, capsys:
     assert not re.findall(r"Traceback|\bnan\b", capsys.readouterr().err)
 
 
+BOX, FLAG = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+PAIR, BITS = spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2)
 TAKEN = {
     "numbers with a start": (spaces.Discrete(5, start=2), spaces.Discrete(3, start=-1)),
     "images and a bounded matrix": (spaces.Box(0, 255, (6, 5, 3), np.uint8), spaces.Box(-0.3, 0.1, (2, 2), np.float64)),
+    "parts of both": (spaces.Dict({"a": BOX, "b": spaces.Tuple([FLAG, BITS])}), spaces.Dict({"a": PAIR, "b": FLAG})),
 }
 
 
@@ -98,41 +101,31 @@ def test_spaces_that_are_taken(kind: str, tmp_path: Path) -> None:
     assert play(make(), run.policy()) == 10
 
 
-BOX, FLAG = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
-PAIR, BITS = spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2)
 REFUSED = {
-    "Dict": (spaces.Dict({"a": BOX, "b": FLAG}), FLAG),
-    "Tuple": (spaces.Tuple([BOX, FLAG]), FLAG),
-    "MultiDiscrete": (PAIR, FLAG),
-    "MultiBinary": (BITS, FLAG),
-    "actions of Dict": (BOX, spaces.Dict({"a": FLAG})),
-    "actions of Tuple": (BOX, spaces.Tuple([FLAG, FLAG])),
-    "actions of MultiDiscrete": (BOX, PAIR),
-    "actions of MultiBinary": (BOX, BITS),
+    "Text": (spaces.Dict({"a": BOX, "b": spaces.Text(3)}), FLAG),
+    "Sequence": (spaces.Sequence(FLAG), FLAG),
+    "actions of Tuple": (BOX, spaces.Tuple([FLAG, BOX])),
+    "actions of Box": (BOX, spaces.Box(0, 3, (2,), np.int64)),
 }
-# What the message advises, done: the number of an action in place of the action.
-NUMBERED: dict[str, tuple[Callable[[Any], Any], int]] = {
-    "actions of Dict": (lambda i: {"a": i}, 2),
-    "actions of Tuple": (lambda i: divmod(int(i), 2), 4),
-    "actions of MultiDiscrete": (lambda i: np.asarray(np.unravel_index(int(i), (2, 3))), 6),
-    "actions of MultiBinary": (lambda i: np.asarray([i // 2, i % 2], np.int8), 4),
+# What the message advises, done: the arguments of the wrapper.
+ADVISED: dict[str, tuple[Any, ...]] = {
+    "Text": (),
+    "Sequence": (lambda obs: np.full(1, len(obs), np.float32), spaces.Box(0, np.inf, (1,))),
+    "actions of Tuple": (lambda i: (i, np.zeros(2, np.float32)), FLAG),
+    "actions of Box": (lambda i: np.full(2, i), FLAG),
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_spaces_that_are_refused_say_which_wrapper_helps(kind: str, tmp_path: Path) -> None:
     make = partial(Toy, *REFUSED[kind])
-    with pytest.raises(ValueError, match=rf"expected .*, got {kind.split()[-1]}; wrap it in ") as caught:
+    with pytest.raises(ValueError, match=rf"expected .*, got .*{kind.split()[-1]}.*; wrap it in ") as caught:
         nextpolicy.train(env_fn=make, out=tmp_path / "run", quiet=True, total_env_steps=8 * 16, **TINY)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
     (name,) = re.findall(r"gymnasium\.wrappers\.(\w+)", str(caught.value))
     wrapper = getattr(wrappers, name)
-    if kind in NUMBERED:
-        function, number = NUMBERED[kind]
-        wrapped = partial(lambda: wrapper(make(), function, spaces.Discrete(number)))
-    else:
-        wrapped = partial(lambda: wrapper(make()))
+    wrapped = partial(lambda: wrapper(make(), *ADVISED[kind]))
     pool = envs.make_host(wrapped).start(2)
     pool.reset(seed=0)
     pool.send(np.ones(2, np.int32))

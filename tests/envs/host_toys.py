@@ -65,6 +65,33 @@ class Bandit(gymnasium.Env):
         return np.full(1, 0.5, np.float32), float(action), True, False, {}
 
 
+class Matching(gymnasium.Env):
+    """One step per episode. Reward 1/3 for each of: the first choice equals what is seen, and so do both bits.
+
+    With `bits`, the action is MultiBinary and only the bits count.
+    """
+
+    observation_space = spaces.Dict(
+        {"position": spaces.Box(-1, 1, (2,)), "more": spaces.Tuple([spaces.Discrete(3), spaces.MultiBinary(2)])}
+    )
+
+    def __init__(self, bits=False):
+        self.action_space = spaces.MultiBinary(2) if bits else spaces.MultiDiscrete([3, 2, 2], start=[5, 0, 0])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        draw = self.np_random
+        self.goal = np.asarray([draw.integers(3), *draw.integers(0, 2, 2)])
+        position = draw.uniform(-1, 1, 2).astype(np.float32)
+        self.obs = {"position": position, "more": (self.goal[0], self.goal[1:].astype(np.int8))}
+        return self.obs, {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        goal = np.add(self.goal, [5, 0, 0])
+        return self.obs, float(np.mean(action == goal[-len(action) :])), True, False, {}
+
+
 class Spaces(gymnasium.Env):
     """Whatever spaces it is given; it remembers the action it was given."""
 

@@ -186,20 +186,9 @@ def test_actions_are_clipped_and_counted_from_where_the_space_starts():
     pool.close()
 
 
-BOX_OR_DISCRETE = "expected observations of Box or Discrete, got"
-REAL_OR_DISCRETE = "expected actions of Discrete or a Box of real numbers, got"
-FLATTEN = "wrap it in gymnasium.wrappers.FlattenObservation and give that as env_fn"
-TRANSFORM = "wrap it in gymnasium.wrappers.TransformAction"
-
-
 @pytest.mark.parametrize(
     ("observation", "action", "message"),
     [
-        (spaces.Dict({"a": spaces.Discrete(2)}), spaces.Discrete(2), f"{BOX_OR_DISCRETE} Dict; {FLATTEN}"),
-        (spaces.Tuple([spaces.Discrete(2)]), spaces.Discrete(2), f"{BOX_OR_DISCRETE} Tuple; {FLATTEN}"),
-        (spaces.MultiDiscrete([2, 2]), spaces.Discrete(2), f"{BOX_OR_DISCRETE} MultiDiscrete; {FLATTEN}"),
-        (spaces.MultiBinary(3), spaces.Discrete(2), f"{BOX_OR_DISCRETE} MultiBinary; {FLATTEN}"),
-        (spaces.Sequence(spaces.Discrete(2)), spaces.Discrete(2), f"{BOX_OR_DISCRETE} Sequence; make them a Box in"),
         (
             spaces.Discrete(10**9),
             spaces.Discrete(2),
@@ -212,11 +201,11 @@ TRANSFORM = "wrap it in gymnasium.wrappers.TransformAction"
             spaces.Discrete(10**9),
             r"expected actions of Discrete\(n\) with n at most 1000000, got",
         ),
-        (spaces.Box(0, 1, (2,)), spaces.MultiDiscrete([2, 2]), f"{REAL_OR_DISCRETE} MultiDiscrete; {TRANSFORM}"),
-        (spaces.Box(0, 1, (2,)), spaces.MultiBinary(2), f"{REAL_OR_DISCRETE} MultiBinary; {TRANSFORM}"),
-        (spaces.Box(0, 1, (2,)), spaces.Dict({}), f"{REAL_OR_DISCRETE} Dict; {TRANSFORM}"),
-        (spaces.Box(0, 1, (2,)), spaces.Tuple([]), f"{REAL_OR_DISCRETE} Tuple; {TRANSFORM}"),
-        (spaces.Box(0, 1, (2,)), spaces.Box(0, 3, (2,), np.int32), f"{REAL_OR_DISCRETE} a Box of int32; {TRANSFORM}"),
+        (
+            spaces.Box(0, 1, (2,)),
+            spaces.Box(0, 3, (2,), np.int32),
+            "expected actions of .* or Tuple, got a Box of int32; wrap it in",
+        ),
     ],
 )
 def test_other_spaces_are_refused_in_one_line(observation, action, message):

@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nextpolicy.envs.nested import ArrayT, DType, MultiDiscrete, Tree, byte_scale, unflatten
 from nextpolicy.types import Array, PyTree, Step
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
-
-ArrayT = TypeVar("ArrayT", np.ndarray, Array)
-DType = np.dtype | type[np.generic]
 
 
 @dataclass(frozen=True)
@@ -27,6 +25,12 @@ class Discrete:
     n: int
     start: int = 0
     dtype: DType = field(default=np.int32, compare=False)  # of the environment's own actions
+    tree = None  # its own actions are one array
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of the actor's last layer."""
+        return self.n
 
     def legal(self, action: ArrayT) -> ArrayT:
         """A policy's actions [N], counted from `start`."""
@@ -41,6 +45,11 @@ class Box:
     low: float | np.ndarray  # number or array of `shape`
     high: float | np.ndarray
     dtype: DType = field(default=np.float32, compare=False)  # of the environment's own actions
+    tree: Tree | None = None  # how the environment's own actions hold the elements; None: as one array
+
+    @property
+    def outputs(self) -> int:
+        return math.prod(self.shape)
 
     def clip(self, action: Array) -> Array:
         """One action, not a batch, clipped to the bounds."""
@@ -53,13 +62,19 @@ class Box:
         return action.reshape((-1, *self.shape)).clip(low, high)
 
 
-def own_actions(space: Discrete | Box, action: np.ndarray) -> np.ndarray:
-    """A policy's actions [N, ...] in the shape and type of the environment's own actions.
+ActionSpace = Discrete | MultiDiscrete | Box
+
+
+def own_actions(space: ActionSpace, action: np.ndarray, lead: tuple[int, ...] | None = None) -> PyTree:
+    """A policy's actions [N, ...] in the shapes and types of the environment's own actions, with leading axes `lead`.
 
     Clipping in 64 bits keeps the bounds: rounding to the environment's type preserves order.
     """
-    wide = np.int64 if isinstance(space, Discrete) else np.float64
-    return np.asarray(space.legal(action.astype(wide)).astype(space.dtype))
+    legal = space.legal(action.astype(np.float64 if isinstance(space, Box) else np.int64))
+    legal = legal if lead is None else legal.reshape((*lead, *legal.shape[1:]))
+    if space.tree is not None:
+        return unflatten(space.tree, legal, own_dtypes=True)
+    return np.asarray(legal.astype(space.dtype))
 
 
 def plain(obs: np.ndarray) -> np.ndarray:
@@ -78,12 +93,18 @@ class EnvSpec:
 
     id: str
     obs_shape: tuple[int, ...]  # of one network input
-    action: Discrete | Box
+    action: ActionSpace
     obs_dtype: DType = np.float32
     time_limit: int | None = None  # steps after which an episode is truncated
     obs_table: np.ndarray | None = field(default=None, compare=False)
     own_obs_shape: tuple[int, ...] | None = None  # of one observation before `HostEnv.arrange`; host only
     first_state: int | None = None  # the smallest of a discrete observation space; host only
+    obs_tree: Tree | None = None  # the environment's own observations, if they were nested and are now vectors
+
+    @property
+    def obs_scale(self) -> np.ndarray | None:
+        """Factors [F] by which networks multiply flattened observations that are not normalised; None: 1."""
+        return None if self.obs_tree is None else byte_scale(self.obs_tree)
 
 
 class DeviceEnv(Protocol):
@@ -102,7 +123,7 @@ class DeviceEnv(Protocol):
         ...
 
     def step(self, key: Array, state: PyTree, action: Array) -> tuple[PyTree, Step[Array]]:
-        """One step of all N; `action` is [N] int32 (Discrete) or [N, *shape] (Box)."""
+        """One step of all N; `action` is [N] (Discrete) or [N, A] (MultiDiscrete) int32, or [N, *shape] (Box)."""
         ...
 
 
@@ -116,7 +137,7 @@ class HostPool(Protocol):
         ...
 
     def send(self, action: np.ndarray) -> None:
-        """Start a step with actions [N] int32 (Discrete) or [N, *shape] (Box), and return at once."""
+        """Start a step with actions as in `DeviceEnv.step`, and return at once."""
         ...
 
     def recv(self) -> Step[np.ndarray]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from nextpolicy import extras
 from nextpolicy.envs import registry
-from nextpolicy.envs.base import DeviceEnv, Discrete, HostEnv
+from nextpolicy.envs.base import Box, DeviceEnv, Discrete, HostEnv
 from nextpolicy.envs.registry import Backend
 
 
@@ -116,6 +116,7 @@ def _options_in_one_line(env_id: str, options: Mapping[str, object]) -> Iterator
 def _check_step(env: DeviceEnv) -> None:
     """Trace a reset and a step: some options of the wrong type or size fail only there."""
     kind = env.spec.action
-    action = jnp.zeros((1,), jnp.int32) if isinstance(kind, Discrete) else jnp.zeros((1, *kind.shape))
+    shape = () if isinstance(kind, Discrete) else kind.shape
+    action = jnp.zeros((1, *shape), jnp.float32 if isinstance(kind, Box) else jnp.int32)
     key_reset, key_step = jax.random.split(jax.random.key(0))
     jax.eval_shape(lambda: env.step(key_step, env.reset(key_reset, 1)[0], action))

@@ -1,4 +1,4 @@
-"""Any Gymnasium environment with Box or Discrete spaces, on the host.
+"""Any Gymnasium environment with spaces that `gymnasium_spaces.py` converts, on the host.
 
 Environments step in one thread of this process (`vectorization=sync`), in one process each (`async`), or in their own
 vector implementation (`native`). In each case a separate thread runs them, so that the policy can act for another group
@@ -29,8 +29,9 @@ from nextpolicy.envs.base import (
 )
 from nextpolicy.envs.driver import SECONDS_PER_ENV, Driver, check_timeout, drive, line_of
 from nextpolicy.envs.gymnasium_spaces import action_space, observation
+from nextpolicy.envs.nested import flatten
 from nextpolicy.envs.registry import Backend, unknown
-from nextpolicy.types import Array, Step
+from nextpolicy.types import Array, PyTree, Step
 
 if TYPE_CHECKING:
     from gymnasium import Env
@@ -114,15 +115,16 @@ class GymnasiumEnv:
         drawable = "rgb_array" in (single.metadata or {}).get("render_modes", ())
         self.can_render = single.render_mode == "rgb_array" or (drawable and not callable(source))
         _close(env_id, single)
-        shape, dtype = observation(env_id, self.observation_space, taken["channels_first"])
+        shape, dtype, tree = observation(env_id, self.observation_space, taken["channels_first"])
         self.spec = EnvSpec(
             id=env_id,
             obs_shape=shape,
             action=action_space(env_id, self.action_space),
             obs_dtype=dtype,
             time_limit=limit,
-            own_obs_shape=tuple(self.observation_space.shape),
-            first_state=getattr(self.observation_space, "start", None),
+            own_obs_shape=tuple(self.observation_space.shape) if tree is None else shape,
+            first_state=getattr(self.observation_space, "start", None) if tree is None else None,
+            obs_tree=tree,
         )
         self.resets_in_step = self._native_mode() if native else taken["autoreset"] == "same-step"
         mode = "same-step" if self.resets_in_step else "next-step"
@@ -188,7 +190,7 @@ class GymnasiumPool:
 
     def reset(self, seed: int) -> np.ndarray:
         self._over = np.zeros(self.num_envs, bool)
-        return self._thread.call("reset", lambda: plain(self._vector.reset(seed=int(seed))[0]), self._patience)
+        return self._read(self._thread.call("reset", lambda: self._vector.reset(seed=int(seed))[0], self._patience))
 
     def send(self, action: np.ndarray) -> None:
         action = own_actions(self.env.spec.action, np.asarray(action))
@@ -201,7 +203,7 @@ class GymnasiumPool:
         index = np.flatnonzero(over).astype(np.int32) if self._same_step else np.zeros(0, np.int32)
         score = score.astype(np.float32)
         step = Step(
-            obs=plain(obs),
+            obs=self._read(obs),
             reward=score,
             terminated=terminated,
             truncated=truncated,
@@ -209,10 +211,28 @@ class GymnasiumPool:
             score=score,
             episode_over=over,
             final_index=index,
-            final_obs=plain(np.stack([info["final_obs"][i] for i in index])) if len(index) else None,
+            final_obs=self._finals(info["final_obs"], index) if len(index) else None,
         )
         self._over = over
         return step
+
+    def _read(self, obs: PyTree) -> np.ndarray:
+        """Observations of the vector environment as one array [N, ...]; nested ones are flattened."""
+        tree = self.env.spec.obs_tree
+        if tree is None:
+            return plain(obs)
+        try:
+            return np.asarray(flatten(tree, obs, name=f"{self.env.spec.id} obs"))
+        except ValueError as error:
+            raise HostEnvError(str(error)) from error
+
+    def _finals(self, final: PyTree, index: np.ndarray) -> np.ndarray:
+        """The final observations of environments `index`."""
+        if isinstance(final, (dict, tuple)):  # batched, as native vector environments may return them
+            return self._read(final)[index]
+        if self.env.spec.obs_tree is None:
+            return plain(np.stack([final[i] for i in index]))
+        return np.stack([self._read(final[i]) for i in index])
 
     def render(self) -> np.ndarray:
         frame = np.asarray(self._thread.call("render", lambda: self._vector.render())[0])

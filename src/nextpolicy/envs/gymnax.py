@@ -20,8 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nextpolicy.envs import pictures
-from nextpolicy.envs.base import Box, Discrete, EnvSpec, auto_reset, check_options, strip_weak_types
+from nextpolicy.envs.base import ActionSpace, Box, Discrete, EnvSpec, auto_reset, check_options, strip_weak_types
+from nextpolicy.envs.nested import flatten, unflatten
 from nextpolicy.envs.registry import Backend
+from nextpolicy.envs.space_trees import is_nested, nested_actions, tree_of
 from nextpolicy.envs.straight_line import straight_line
 from nextpolicy.types import Array, PyTree, Step
 
@@ -93,22 +95,26 @@ def wrap(env: object, *, env_params: PyTree = None, **options: object) -> Gymnax
 class GymnaxEnv:
     """A gymnax-style environment as a `DeviceEnv`.
 
-    A discrete observation space of size n becomes a table of n one-hot rows. `binary_obs` stores observations that are
-    always 0 or 1 in one byte instead of four. An environment without `is_truncated` whose state counts its steps in
-    `time` is truncated at its parameters' `max_steps_in_episode`.
+    A discrete observation space of size n becomes a table of n one-hot rows. Observations of a Dict or Tuple space
+    become vectors. `binary_obs` stores observations that are always 0 or 1 in one byte instead of four. An environment
+    without `is_truncated` whose state counts its steps in `time` is truncated at its parameters'
+    `max_steps_in_episode`.
     """
 
     unroll = 4  # steps are few small kernels, so the loop's overhead matters
 
     def __init__(self, env: GymnaxStyle, params: PyTree, env_id: str, *, binary_obs: bool = False):
         self.env, self.params = env, params
-        self._binary_obs = binary_obs
+        self._binary_obs, self._name = binary_obs, f"{env_id} obs"
+        space = env.observation_space(params)
+        self._tree = tree_of(space, bits_are_choices=False) if is_nested(space) else None
         state, obs = jax.eval_shape(self._reset_one, jax.random.key(0))
         # A start state that a step reads back from memory must be small to be cheaper than making it in the step.
         self._small = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((state, obs))) <= 128
         if not hasattr(obs, "shape"):
-            raise ValueError(f"{env_id}: expected observations that are one array, got {type(obs).__name__}")
-        categories = getattr(env.observation_space(params), "n", None)
+            got = f"{type(obs).__name__} for a space {type(space).__name__}"
+            raise ValueError(f"{env_id}: expected observations that are one array, or a Dict or Tuple space, got {got}")
+        categories = getattr(space, "n", None)
         table = np.eye(categories, dtype=np.float32) if categories is not None and obs.shape == () else None
         self.spec = EnvSpec(
             id=env_id,
@@ -117,6 +123,7 @@ class GymnaxEnv:
             obs_dtype=np.dtype(obs.dtype if table is None else np.float32),
             time_limit=_time_limit(params),
             obs_table=table,
+            obs_tree=self._tree,
         )
 
     @property
@@ -138,7 +145,9 @@ class GymnaxEnv:
 
         return np.asarray(render_gym_frame(self.env.name, state, self.params))  # type: ignore[attr-defined]
 
-    def _observe(self, obs: Array) -> Array:
+    def _observe(self, obs: PyTree) -> Array:
+        if self._tree is not None:
+            return cast(Array, flatten(self._tree, obs, jnp, self._name))
         return obs.astype(bool) if self._binary_obs else obs
 
     def _reset_one(self, key: Array) -> tuple[PyTree, Array]:
@@ -149,6 +158,8 @@ class GymnaxEnv:
     def _step_one(self, key: Array, state: PyTree, action: Array) -> tuple[PyTree, Array, Array, Array, Array]:
         if isinstance(self.spec.action, Box):
             action = self.spec.action.clip(action)
+        if self.spec.action.tree is not None:
+            action = unflatten(self.spec.action.tree, action, own_dtypes=False)
         obs, state, reward, terminated, _ = self.env.step_env(key, state, action, self.params)
         return strip_weak_types(state), self._observe(obs), reward, terminated, self._truncated(state)
 
@@ -203,7 +214,9 @@ def _typed_like(default: object, value: object) -> object:
     return float(value) if isinstance(default, float) and isinstance(value, int) else value
 
 
-def _action_space(env_id: str, space: object) -> Discrete | Box:
+def _action_space(env_id: str, space: object) -> ActionSpace:
+    if is_nested(space):
+        return nested_actions(env_id, space)
     if hasattr(space, "n"):
         return Discrete(int(space.n))
     if not (hasattr(space, "low") and hasattr(space, "high") and hasattr(space, "shape")):

@@ -55,6 +55,8 @@ def _observation(spec: EnvSpec, arrange: Callable[[Array], Array] | None) -> tup
         states = {"kind": "states", "shape": [], "dtype": "int64", "first": int(spec.first_state or 0), "count": count}
         return {**states, "table": next(iter(table), None), "layout": "as_given", **common}, table
     own = spec.obs_shape if spec.own_obs_shape is None else spec.own_obs_shape
+    if spec.obs_tree is not None:
+        raise _not_one_array(spec)
     layout = "as_given" if arrange is None else _layout(spec, own, arrange)
     dtype = np.dtype(spec.obs_dtype).name
     return {"kind": "array", "shape": list(own), "dtype": dtype, "layout": layout, **common}, {}
@@ -70,7 +72,11 @@ def _layout(spec: EnvSpec, shape: tuple[int, ...], arrange: Callable[[Array], Ar
     for name, candidate in candidates.items():
         if np.array_equal(candidate.reshape((1, *spec.obs_shape)), wanted):
             return name
-    raise ConfigError(
+    raise _not_one_array(spec)
+
+
+def _not_one_array(spec: EnvSpec) -> ConfigError:
+    return ConfigError(
         f"export: expected observations of a Box or Discrete space, got those of {spec.id}; "
         "serialise policy.apply with jax.export"
     )
@@ -93,10 +99,10 @@ def _action(spec: EnvSpec) -> tuple[dict[str, Any], dict[str, Any]]:
     if isinstance(space, Discrete):
         about = {"kind": "discrete", "n": space.n, "start": space.start, "dtype": np.dtype(space.dtype).name}
         return about, {"kind": "categorical"}
-    if not isinstance(space, Box):
+    if not isinstance(space, Box) or space.tree is not None:
+        got = "nested ones" if isinstance(space, Box) else type(space).__name__
         raise ConfigError(
-            f"export: expected Discrete or Box actions, got {type(space).__name__}; "
-            "serialise policy.apply with jax.export"
+            f"export: expected Discrete or Box actions, got {got}; serialise policy.apply with jax.export"
         )
     low, high = (np.broadcast_to(np.asarray(bound, np.float64), space.shape) for bound in (space.low, space.high))
     flat = lambda bound: [float(b) if np.isfinite(b) else None for b in bound.ravel()]  # noqa: E731

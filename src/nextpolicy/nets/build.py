@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from nextpolicy.config import NetConfig
 from nextpolicy.core import running_stats
-from nextpolicy.envs.base import Discrete, EnvSpec
+from nextpolicy.envs.base import Box, Discrete, EnvSpec
 from nextpolicy.nets import check, fusion, heads, torsos
 from nextpolicy.types import Array, Networks, Params, PolicySnapshot, RunningStats
 
@@ -105,14 +105,17 @@ def _tabulated(apply: Callable[[Any], Any], spec: EnvSpec) -> Callable[[Array], 
 
 
 def _reader(spec: EnvSpec) -> Callable[[Array, RunningStats | None], Array]:
-    """Converts raw observations to float32: pixels to [0, 1], others normalised if there are statistics."""
+    """Converts raw observations to float32: bytes to [0, 1], others normalised if there are statistics."""
     pixels = jnp.dtype(spec.obs_dtype) == jnp.uint8
+    scale = spec.obs_scale
 
     def read(obs: Array, obs_stats: RunningStats | None) -> Array:
         x = obs.astype(jnp.float32)
         if pixels:
             return x / 255.0
-        return x if obs_stats is None else running_stats.normalise(obs_stats, x)
+        if obs_stats is not None:
+            return running_stats.normalise(obs_stats, x)
+        return x if scale is None else x * scale.reshape((1,) * (x.ndim - 1) + (-1,))
 
     return read
 
@@ -156,12 +159,16 @@ def torso_kind(spec: EnvSpec, config: NetConfig) -> str:
 def _policy_head(spec: EnvSpec, config: NetConfig) -> nn.Module:
     if isinstance(spec.action, Discrete):
         return heads.CategoricalHead(spec.action.n, _dtype(config))
-    size = int(jnp.prod(jnp.asarray(spec.action.shape)))
-    return heads.GaussianHead(size, config.log_std_init, _dtype(config))
+    if isinstance(spec.action, Box):
+        return heads.GaussianHead(spec.action.outputs, config.log_std_init, _dtype(config))
+    return heads.MultiCategoricalHead(spec.action.sizes, _dtype(config))
 
 
 def _wrap_output(spec: EnvSpec) -> Callable[[Any], heads.Distribution]:
-    """Converts a caller's actor output: logits for discrete actions, (mean, log_std) for continuous ones."""
+    """Converts a caller's actor output: (mean, log_std) for continuous actions, else logits, choice after choice."""
     if isinstance(spec.action, Discrete):
         return lambda logits: heads.Categorical(jax.nn.log_softmax(logits.astype(jnp.float32)))
-    return lambda out: heads.DiagonalGaussian(out[0], jnp.broadcast_to(out[1], out[0].shape))
+    if isinstance(spec.action, Box):
+        return lambda out: heads.DiagonalGaussian(out[0], jnp.broadcast_to(out[1], out[0].shape))
+    head = heads.MultiCategoricalHead(spec.action.sizes)
+    return lambda logits: head.read(logits.astype(jnp.float32), {})

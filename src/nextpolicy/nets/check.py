@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nextpolicy.config import ConfigError
-from nextpolicy.envs.base import Discrete, EnvSpec
+from nextpolicy.envs.base import Box, EnvSpec
 
 _MOST_CHANNELS, _LEAST_SIDE, _SQUARE = 4, 16, 36  # shapes that look like an image [C, H, W]
 
@@ -69,10 +68,10 @@ def _shapes(name: str, module: Any, spec: EnvSpec, lead: tuple[int, ...]) -> Any
 
 def _policy(spec: EnvSpec, lead: tuple[int, ...], out: Any) -> tuple[bool, str, str]:
     """(whether an actor's output is right, what is expected, how to fix it)."""
-    if isinstance(spec.action, Discrete):
-        wanted = (*lead, spec.action.n)
-        return getattr(out, "shape", None) == wanted, f"logits of shape {wanted}", f"end it with nn.Dense({wanted[-1]})"
-    size = math.prod(spec.action.shape)
+    size = spec.action.outputs
+    if not isinstance(spec.action, Box):
+        wanted = (*lead, size)
+        return getattr(out, "shape", None) == wanted, f"logits of shape {wanted}", f"end it with nn.Dense({size})"
     mean, spread = out if isinstance(out, (tuple, list)) and len(out) == 2 else (None, None)
     right = getattr(mean, "shape", None) == (*lead, size) and _spreads(getattr(spread, "shape", None), (*lead, size))
     pair = f"a pair (mean, log_std) of shapes {(*lead, size)} and ({size},) or {(*lead, size)}"

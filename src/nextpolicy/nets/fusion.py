@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,7 +10,7 @@ import flax.linen as nn
 import jax
 
 from nextpolicy.config import NetConfig
-from nextpolicy.envs.base import Discrete, EnvSpec
+from nextpolicy.envs.base import EnvSpec
 from nextpolicy.nets import side_by_side, torsos
 from nextpolicy.types import Array, Params
 
@@ -46,14 +45,9 @@ def binder(torso: nn.Module, spec: EnvSpec, config: NetConfig) -> Callable[[list
     if isinstance(torso, torsos.MLP) and fused.supported(hidden, activation, norm):
         return mlps
     fits = isinstance(torso, torsos.SmallCNN)
-    if fits and fused_cnn.supported(spec.obs_shape, hidden, _outputs(spec), activation):
+    if fits and fused_cnn.supported(spec.obs_shape, hidden, spec.action.outputs, activation):
         return cnns
     return None
-
-
-def _outputs(spec: EnvSpec) -> int:
-    """Number of outputs of the actor's last layer."""
-    return spec.action.n if isinstance(spec.action, Discrete) else math.prod(spec.action.shape)
 
 
 def on_gpu() -> bool:

@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from nextpolicy.core.losses import categorical_entropy, gaussian_entropy
 from nextpolicy.types import Array
 
 _LOG_2PI = 1.8378770664093453
+_NEVER = -1e9  # logit of a value that does not exist: its probability is 0, and differences of two stay finite
 
 
 class Categorical(NamedTuple):
@@ -85,7 +87,41 @@ class DiagonalGaussian(NamedTuple):
         return 0.5 * jnp.sum(spread + shift - 1.0 + 2.0 * (other.log_std - self.log_std), axis=-1)
 
 
-Distribution = Categorical | DiagonalGaussian
+class MultiCategorical(NamedTuple):
+    """C independent categoricals; actions are int32 [..., C].
+
+    p(a) = prod_c p_c(a_c), so that log-probabilities, entropies and KL divergences are sums over c. `logits`
+    [..., C, n] are normalised log-probabilities; components with fewer than n values are padded with `_NEVER`.
+    """
+
+    logits: Array
+
+    @property
+    def _each(self) -> Categorical:
+        return Categorical(self.logits)
+
+    def perturbed(self, noise: Array) -> Array:
+        """Actions, sampled from Gumbel noise [..., C, n]."""
+        return self._each.perturbed(noise)
+
+    def sample(self, key: Array) -> Array:
+        return self._each.sample(key)
+
+    def mode(self) -> Array:
+        return self._each.mode()
+
+    def log_prob(self, action: Array) -> Array:
+        return jnp.sum(self._each.log_prob(action), axis=-1)
+
+    def entropy(self) -> Array:
+        return jnp.sum(self._each.entropy(), axis=-1)
+
+    def kl(self, other: MultiCategorical) -> Array:
+        """KL(self || other) [...]."""
+        return jnp.sum(self._each.kl(other._each), axis=-1)
+
+
+Distribution = Categorical | MultiCategorical | DiagonalGaussian
 
 
 def _narrow_product(x: Array, kernel: Array, _: Any, **options: Any) -> Array:
@@ -115,6 +151,31 @@ class CategoricalHead(nn.Module):
     def read(logits: Array, _: Any) -> Categorical:
         """The distribution of float32 logits [..., A]."""
         return Categorical(jax.nn.log_softmax(logits))
+
+
+class MultiCategoricalHead(nn.Module):
+    """Features [..., F] to a product of categoricals, where component c has `sizes[c]` values."""
+
+    sizes: tuple[int, ...]
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, features: Array) -> MultiCategorical:
+        dense = nn.Dense(
+            sum(self.sizes), kernel_init=nn.initializers.orthogonal(0.01), dtype=self.dtype, dot_general=_narrow_product
+        )
+        return self.read(dense(features).astype(jnp.float32), {})
+
+    @nn.nowrap
+    def read(self, logits: Array, _: Any) -> MultiCategorical:
+        """The distribution of float32 logits [..., sum(sizes)], component after component."""
+        lead, widest = logits.shape[:-1], max(self.sizes)
+        if min(self.sizes) == widest:
+            return MultiCategorical(jax.nn.log_softmax(logits.reshape((*lead, len(self.sizes), widest))))
+        components = jnp.split(logits, np.cumsum(self.sizes)[:-1], axis=-1)
+        full = lambda x: [(0, 0)] * len(lead) + [(0, widest - x.shape[-1])]  # noqa: E731
+        padded = [jnp.pad(x, full(x), constant_values=_NEVER) for x in components]
+        return MultiCategorical(jax.nn.log_softmax(jnp.stack(padded, axis=-2)))
 
 
 class GaussianHead(nn.Module):

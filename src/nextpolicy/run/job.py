@@ -14,7 +14,7 @@ import numpy as np
 from nextpolicy.config import ConfigError, TrainConfig, shown
 from nextpolicy.criteria import OWN, Criterion
 from nextpolicy.envs import build as envs
-from nextpolicy.envs.base import DeviceEnv, Discrete, EnvSpec, HostEnv, is_host_env
+from nextpolicy.envs.base import Box, DeviceEnv, EnvSpec, HostEnv, is_host_env
 from nextpolicy.envs.registry import is_host
 from nextpolicy.loop.host_loop import build_host_program, init_members
 from nextpolicy.loop.population import Observer, Program, build_program, member_init, population_mode
@@ -164,7 +164,7 @@ def _env_options(config: TrainConfig, env: Any, env_params: Any) -> dict[str, An
 
 
 def _networks(config: TrainConfig, spec: EnvSpec, actor: nn.Module | None, critic: nn.Module | None) -> Networks:
-    fitting = "categorical" if isinstance(spec.action, Discrete) else "gaussian"
+    fitting = "gaussian" if isinstance(spec.action, Box) else "categorical"
     if config.net.policy not in ("auto", fitting):
         kind = "discrete" if fitting == "categorical" else "continuous"
         raise ConfigError(

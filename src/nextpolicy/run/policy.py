@@ -11,14 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from nextpolicy.envs.base import Discrete, EnvSpec, own_actions, plain
-from nextpolicy.types import Array, Networks, PolicySnapshot
+from nextpolicy.envs.nested import flatten, unflatten
+from nextpolicy.types import Array, Networks, PolicySnapshot, PyTree
 
 
 class Policy:
     """`policy(obs, key=None)` returns actions for one observation or a batch: greedy without a key, sampled with one.
 
     Observations and actions are NumPy arrays in the environment's own spaces, with their shapes, dtypes, bounds and
-    first discrete values. If observations are state indices, the feature rows that the networks read are accepted too.
+    first discrete values. Those of `Dict` and `Tuple` spaces are dicts and tuples of arrays, each with the axes of the
+    batch, if any. If observations are state indices, the feature rows that the networks read are accepted too.
     `policy.apply` is a pure function for `jit` and `vmap`.
     """
 
@@ -44,11 +46,12 @@ class Policy:
     def __repr__(self) -> str:
         action = self.spec.action
         kind = f"Discrete({action.n})" if isinstance(action, Discrete) else f"Box{action.shape}"
+        kind = kind if action.tree is None else str(action.tree)
         return f"Policy({self.spec.id}: {self._one()} -> {kind})"
 
     def __call__(self, obs: Any, key: Array | None = None) -> Any:
         """Return the action or a batch of actions. A single discrete action is a NumPy integer."""
-        if isinstance(obs, jax.core.Tracer):
+        if any(isinstance(x, jax.core.Tracer) for x in ([obs] if self.spec.obs_tree is None else jax.tree.leaves(obs))):
             raise TypeError("obs: expected a NumPy array, got a traced array; inside jit and vmap, call policy.apply")
         if key is not None and not isinstance(key, jax.Array):
             raise ValueError(f"key: expected jax.random.key(...), got {key!r}")
@@ -56,15 +59,16 @@ class Policy:
         self._check_states(obs)
         obs = plain(obs)
         lead = self._lead(obs)
-        action = own_actions(self.spec.action, np.asarray(self._compiled(self.snapshot, obs, key)))
-        action = action.reshape((*lead, *action.shape[1:]))
+        action = own_actions(self.spec.action, np.asarray(self._compiled(self.snapshot, obs, key)), lead)
         return action[()] if isinstance(self.spec.action, Discrete) else action
 
-    def apply(self, obs: Array, key: Array | None = None) -> Array:
+    def apply(self, obs: PyTree, key: Array | None = None) -> PyTree:
         """Return actions as JAX arrays, without conversion to the environment's dtype. Works under `jit` and `vmap`."""
-        obs = jnp.asarray(obs)
-        action = self.spec.action.legal(self._choose(self.snapshot, obs, key))
-        return action.reshape((*self._lead(obs), *action.shape[1:]))
+        space, tree = self.spec.action, self.spec.obs_tree
+        obs = jnp.asarray(obs) if tree is None else flatten(tree, obs, jnp)
+        action = space.legal(self._choose(self.snapshot, obs, key))
+        action = action.reshape((*self._lead(obs), *action.shape[1:]))
+        return action if space.tree is None else unflatten(space.tree, action, own_dtypes=False)
 
     def _choose(self, snapshot: PolicySnapshot, obs: Array, key: Array | None) -> Array:
         """Actions before conversion, [N] or [N, A]: discrete ones start at 0, continuous ones are unbounded."""
@@ -79,7 +83,9 @@ class Policy:
         return dist.mode() if key is None else dist.sample(key)
 
     def _numbers(self, obs: Any) -> np.ndarray:
-        """`obs` as a numeric array. Raises if it is empty or not numeric."""
+        """`obs` as a numeric array; a nested one is flattened. Raises if it is empty or not numeric."""
+        if self.spec.obs_tree is not None:
+            return np.asarray(flatten(self.spec.obs_tree, obs))
         try:
             array = np.asarray(obs)
         except ValueError:  # ragged, such as the (obs, info) that `env.reset()` returns
@@ -110,6 +116,8 @@ class Policy:
         return tuple(obs.shape[:lead])
 
     def _one(self) -> str:
+        if self.spec.obs_tree is not None:
+            return str(self.spec.obs_tree)
         if self._states is not None:
             return f"a whole number from {self._states[0]} to {self._states[-1]}"
         return f"shape {self.spec.obs_shape if self.spec.own_obs_shape is None else self.spec.own_obs_shape}"
