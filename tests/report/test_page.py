@@ -208,7 +208,7 @@ def test_scatter_has_ppo_at_the_origin_and_joins_an_environments_points(compared
     assert "at least 3 seeds" in axes.get_title()
 
 
-def test_learning_curves_are_medians_over_seeds_against_steps(compared):
+def test_learning_curves_are_means_over_seeds_against_steps(compared):
     figure = figures.learning_curves(compared.runs, VARIANTS)
     ant = figure.axes[0]
     assert ant.get_title() == "brax/ant (3 seeds)"
@@ -216,8 +216,8 @@ def test_learning_curves_are_medians_over_seeds_against_steps(compared):
     run = compared.runs[0]
     assert ant.lines[0].get_xdata()[-1] == run.total_steps == ant.get_xlim()[1]
     low = {path.vertices[1:21, 1].min() for band in ant.collections[:1] for path in band.get_paths()}
-    assert low == {9.5}  # the quartile of 9, 10, 11
-    assert [note.get_text() for note in figure.axes[2].texts] == ["failed, 20 of 20 rounds"]
+    assert low == {9.0}  # of 27 equally likely samples of 9, 10 and 11, one has this mean: 3.7 %
+    assert "failed, 20 of 20 rounds" in [note.get_text() for note in figure.axes[2].texts]
 
 
 def test_rounds_without_an_episode_do_not_tear_a_line(tmp_path):

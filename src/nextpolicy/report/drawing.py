@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import matplotlib
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from scipy.optimize import isotonic_regression
 
 from nextpolicy.report import palette
 
 KINDS = ("svg", "png")
 
 
-def render(figure: Figure, dpi: int = 130) -> dict[str, bytes]:
+def render(
+    figure: Figure, dpi: int = 130, *, kinds: Sequence[str] = KINDS, facecolor: str = "white"
+) -> dict[str, bytes]:
     """The figure as {"svg": ..., "png": ...}; equal figures give equal bytes."""
     files = {}
     FigureCanvasAgg(figure)
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "nextpolicy"}):
-        for kind in KINDS:
+        for kind in kinds:
             buffer = io.BytesIO()
             metadata = {"Date": None} if kind == "svg" else None
-            figure.savefig(buffer, format=kind, dpi=dpi, facecolor="white", metadata=metadata)
+            figure.savefig(buffer, format=kind, dpi=dpi, facecolor=facecolor, metadata=metadata)
             files[kind] = buffer.getvalue()
     return files
 
@@ -77,3 +82,38 @@ def percent_scale(axes: Axes, which: Literal["x", "y"], values: Sequence[float])
     axis.set_major_locator(FixedLocator([-1000, -300, -100, -50, -20, 0, 20, 50, 100, 300, 1000, 3000]))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g}" if value else "0"))
     axis.set_minor_locator(NullLocator())
+
+
+def spread(places: Sequence[float], gap: float) -> list[float]:
+    """The places moved as little as possible (least squares) so that all are at least `gap` apart, in their order."""
+    order = np.argsort(places, kind="stable")
+    steps = gap * np.arange(len(order))
+    apart = isotonic_regression(np.asarray(places, np.float64)[order] - steps).x + steps
+    return [float(x) for x in apart[np.argsort(order)]]
+
+
+def names_fit(names: Collection[str]) -> bool:
+    """Whether names can stand at the ends of their curves; otherwise a legend is needed."""
+    return len(names) <= 4 and max(map(len, names), default=0) <= 16
+
+
+def name_ends(axes: Axes, lines: Sequence[Line2D], size: float = 8.0) -> None:
+    """Write the label of each line at its end, right of the axes, in its colour; the scales must be set before."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    axes.autoscale_view()
+    to_axes = axes.transScale + axes.transLimits
+    ends: list[tuple[Line2D, float]] = []
+    for line in lines:
+        y = np.asarray(line.get_ydata(), np.float64)
+        x, finite = np.asarray(line.get_xdata(), np.float64), np.isfinite(y)
+        if finite.any():
+            ends.append((line, float(to_axes.transform((x[finite][-1], y[finite][-1]))[1])))
+    gap = 1.25 * size / (axes.bbox.height / figure.dpi * 72)
+    for (line, _), place in zip(ends, spread([y for _, y in ends], gap)):
+        words = literal(str(line.get_label()))
+        colour = line.get_color()
+        axes.annotate(
+            words, (1, place), (4, 0), "axes fraction", "offset points", va="center", fontsize=size, color=colour,
+            annotation_clip=False, gid="name",
+        )  # fmt: skip

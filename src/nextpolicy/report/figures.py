@@ -13,11 +13,24 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from nextpolicy.report import determinism
 from nextpolicy.report.bars import margin
+from nextpolicy.report.bootstrap import LEVEL, resample
 from nextpolicy.report.columns import has_threshold
-from nextpolicy.report.drawing import colour_of, is_second, labelled, legend, literal, percent_scale, plain
+from nextpolicy.report.drawing import (
+    colour_of,
+    is_second,
+    labelled,
+    legend,
+    literal,
+    name_ends,
+    names_fit,
+    percent_scale,
+    plain,
+)
 from nextpolicy.report.runs import Run, by_environment
 from nextpolicy.report.text import suite_name
 
+STATISTIC = "mean over seeds and its 95 % interval"  # of all curves
+ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 POINTS = 250  # of each curve
 WIDTH = 3.3  # of a panel, in inches
 Tables = dict[tuple[str, str], pd.DataFrame]
@@ -77,9 +90,10 @@ def bars(suite: str, tables: dict[str, pd.DataFrame], variants: Sequence[str]) -
     return figure
 
 
-def _finish(figure: Figure, axes: list[Axes], label: str) -> Figure:
-    """Add one legend for all panels and the labels of the axes."""
-    legend(figure, labelled(axes))
+def _finish(figure: Figure, axes: list[Axes], label: str, *, named: bool) -> Figure:
+    """Add the labels of the axes and, unless the curves are `named` at their ends, one legend for all panels."""
+    if not named:
+        legend(figure, labelled(axes))
     for each in axes:
         each.xaxis.set_major_locator(MaxNLocator(5))
         each.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -155,38 +169,44 @@ def _lifespans(runs: Sequence[Run], variant: str) -> pd.DataFrame:
 
 
 def band(axes: Axes, table: pd.DataFrame, variants: Sequence[str], variant: str, steps: int) -> None:
-    """Median and quartiles over seeds against environment steps, smoothed over 2 % of the rounds."""
+    """Mean over seeds and its 95 % bootstrap interval against environment steps, smoothed over 2 % of the rounds."""
     if table.empty:
         return
     # Rounds in which no episode ended are interpolated.
     whole = table.interpolate(method="index", limit_area="inside")
     smooth = whole.rolling(max(1, len(table) // 50), min_periods=1).mean()
     smooth = smooth.iloc[:: max(1, len(table) // POINTS)]  # fewer rounds are skipped than are averaged
-    low, middle, high = (smooth.quantile(q, axis=1) for q in (0.25, 0.5, 0.75))
     x = (smooth.index.to_numpy() + 1) * steps
     colour, style = colour_of(variant, variants), "--" if is_second(variant, variants) else "-"
-    axes.plot(x, middle, style, color=colour, linewidth=1.3, label=variant)
-    axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+    axes.plot(x, smooth.mean(axis=1), style, color=colour, linewidth=1.3, label=variant)
+    if table.shape[1] > 1:  # as in the tables, one seed has no interval
+        low, high = np.quantile(resample(smooth.to_numpy().T, 0).mean(1), ENDS, axis=0)
+        axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
 
 
-def _figure(grouped: dict[str, list[Run]], label: str, draw: Callable[[Axes, list[Run]], None]) -> Figure:
-    """One panel per environment, drawn by `draw`."""
+def _figure(
+    grouped: dict[str, list[Run]], label: str, draw: Callable[[Axes, list[Run]], None], names: Sequence[str] = ()
+) -> Figure:
+    """One panel per environment, drawn by `draw`, with the curves `names` named at their ends if that fits."""
     figure, axes = _grid(len(grouped))
+    named = bool(names) and names_fit(names)
     for each, (env, own) in zip(axes, grouped.items(), strict=True):
         draw(each, own)
         _frame(each, env, own)
-    return _finish(figure, axes, label)
+        if named:
+            name_ends(each, [line for line in each.lines if line.get_label() in names], 7.0)
+    return _finish(figure, axes, label, named=named)
 
 
 def learning_curves(runs: Sequence[Run], variants: Sequence[str]) -> Figure | None:
-    """Return against environment steps: median and quartiles over seeds."""
+    """Return against environment steps."""
 
     def draw(axes: Axes, own: list[Run]) -> None:
         for variant in variants:
             band(axes, _returns(own, variant), variants, variant, own[0].steps_per_round)
 
     grouped = _started(runs)
-    return _figure(grouped, "return: median and quartiles over seeds", draw) if grouped else None
+    return _figure(grouped, f"return: {STATISTIC}", draw, variants) if grouped else None
 
 
 def diff_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | None:
@@ -200,7 +220,7 @@ def diff_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | None:
         axes.set_yscale("log")
 
     grouped = {e: r for e, r in _started(runs).items() if any(v in set(x.frame["variant"]) for x in r for v in chosen)}
-    return _figure(grouped, "diff / threshold (stable below the line)", draw) if grouped else None
+    return _figure(grouped, "diff / threshold (stable below the line)", draw, chosen) if grouped else None
 
 
 def lifespan_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | None:
@@ -217,7 +237,7 @@ def lifespan_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | No
             if not lived.empty:
                 lived = lived.iloc[:: max(1, len(lived) // POINTS)]
                 x = (lived.index.to_numpy() + 1) * own[0].steps_per_round
-                right.plot(x, lived.median(axis=1), ":", color=colour_of(variant, variants), linewidth=1)
+                right.plot(x, lived.mean(axis=1), ":", color=colour_of(variant, variants), linewidth=1)
         right.set_ylim(0, max(right.get_ylim()[1], 2))
         right.spines[["top", "left", "bottom"]].set_visible(False)
 

@@ -43,12 +43,13 @@ _EXPLAINED = {
     ),
     "scores": "Means over seeds [95 % interval, by resampling seeds], ± standard deviation. Click a heading to sort.",
     "curves": (
-        "Mean return of the episodes that ended in each round: thin for each seed, thick for the mean. Curves are "
-        "thinned, but every peak is kept. Focus a curve and use the arrow keys to read it."
+        "Mean return of the episodes that ended in each round against environment steps: thin for each seed, thick "
+        "for the mean over seeds. Curves are thinned, but every peak is kept. Focus a curve and use the arrow keys to "
+        "read it."
     ),
     "gate": (
         "How much values still change, relative to the threshold below which they count as stable; how many rounds "
-        "each target policy lived; and the number of target updates."
+        "each target policy lived; and the number of target updates. Thick lines are means over seeds."
     ),
     "runs": "Settings, versions and device of each run.",
 }
@@ -121,7 +122,7 @@ def _document(title: str, body: str, data: dict[str, Any], watch: bool) -> str:
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta name="generator" content="nextpolicy {__version__}">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}"><link rel="icon" href="data:,">\n'
-        f"<style>\n{css}</style></head>\n<body>{body}"
+        f"<style>\n{palette.css()}{css}</style></head>\n<body>{body}"
         f'<script type="application/json" id="data">{plain}</script>\n<script>\n{script}</script></body></html>\n'
     )
 
@@ -213,9 +214,8 @@ def _cards(environments: dict[str, list[Run]], panels: list[str]) -> str:
         charts = ""
         for panel in panels:
             label = curves.PANELS[panel].label
-            words = f'<p class="about">{label}</p>' if len(panels) > 1 else ""
             charts += (
-                f'{words}<div class="chart" tabindex="0" role="group" data-env="{index}" data-panel="{panel}" '
+                f'<div class="chart" tabindex="0" role="group" data-env="{index}" data-panel="{panel}" '
                 f'aria-label="{html.escape(label)} on {html.escape(env)}; read with the arrow keys"></div>'
             )
         state = f' <small class="note">{html.escape(odd)}</small>' if odd else ""

@@ -7,14 +7,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from nextpolicy.config import ConfigError, nearest
-from nextpolicy.report.drawing import labelled, legend, literal, plain
+from nextpolicy.report.drawing import labelled, legend, literal, name_ends, names_fit, plain
 from nextpolicy.report.figures import WIDTH, band
 from nextpolicy.report.runs import KEYS
 from nextpolicy.report.text import count
 
 
 def plot(metrics: pd.DataFrame, metric: str, title: str) -> Figure:
-    """Median and quartiles over seeds of a metric against environment steps, one curve per variant."""
+    """Mean over seeds of a metric, with its 95 % interval, against environment steps, one curve per variant."""
     known = [name for name in metrics if name not in KEYS and metrics[name].dtype.kind in "biuf"]
     if metric not in known:
         raise ConfigError(f"metric: expected one of {', '.join(known)}, got {metric!r}{nearest(str(metric), known)}")
@@ -31,5 +31,8 @@ def plot(metrics: pd.DataFrame, metric: str, title: str) -> Figure:
     axes.set_ylabel(literal(metric))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     plain(axes, "y")
-    legend(figure, labelled([axes]))
+    if names_fit(variants):
+        name_ends(axes, list(axes.lines))
+    else:
+        legend(figure, labelled([axes]))
     return figure

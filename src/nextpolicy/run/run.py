@@ -114,7 +114,7 @@ class Run:
         return self._with_swept(pd.DataFrame(rows, columns=["member", "variant", "seed", "score"]))
 
     def plot(self, metric: str = "episode_return") -> Figure:
-        """A metric against environment steps: median and quartiles over seeds, one curve per variant.
+        """A metric against environment steps: mean over seeds with its 95 % interval, one curve per variant.
 
         Returns a matplotlib figure: `run.plot("entropy").savefig("entropy.png")`.
         """

@@ -5,7 +5,8 @@ const hidden = new Set(); // indices of the hidden variants
 let showMembers = true;
 
 const SVG = "http://www.w3.org/2000/svg";
-const MARGIN = { left: 46, right: 10, top: 8, bottom: 26 };
+const MARGIN = { left: 46, right: 12, top: 20, bottom: 30 };
+const NAMED = { width: 290, curves: 4, letters: 16 }; // curves are named at their ends if they are few and there is room
 const COLOURS = 8;
 const colour = (variant) => `--c: var(--c${data.slots[variant] % COLOURS})`;
 const dashes = (variant) => (data.slots[variant] < COLOURS ? "none" : "5 3"); // a colour's second use
@@ -41,7 +42,24 @@ function ticks(low, high, count, log) {
   return found;
 }
 
-/** One chart of curves over rounds, with pointer and arrow keys. */
+/** Places moved as little as possible so that all are at least `gap` apart, in their order. */
+function spread(places, gap) {
+  const blocks = [];
+  for (const { y, i } of places.map((y, i) => ({ y, i })).sort((a, b) => a.y - b.y)) {
+    let block = { y, of: [i] }; // y: middle
+    for (let last = blocks.at(-1); last && block.y - last.y < (gap * (block.of.length + last.of.length)) / 2; last = blocks.at(-1)) {
+      blocks.pop();
+      const all = [...last.of, ...block.of];
+      block = { y: (last.y * last.of.length + block.y * block.of.length) / all.length, of: all };
+    }
+    blocks.push(block);
+  }
+  const moved = [];
+  for (const { y, of } of blocks) of.forEach((i, n) => { moved[i] = y + gap * (n - (of.length - 1) / 2); });
+  return moved;
+}
+
+/** One chart of curves over environment steps, with pointer and arrow keys. */
 class Chart {
   constructor(holder) {
     const { env, panel } = holder.dataset;
@@ -72,9 +90,13 @@ class Chart {
     }
     const width = this.holder.clientWidth, height = this.holder.clientHeight;
     this.root = svg("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" }, this.holder);
+    const means = this.visible.filter((s) => s.m < 0), letters = Math.max(0, ...means.map((s) => data.variants[s.v].length));
+    const named = means.length > 0 && width >= NAMED.width && means.length <= NAMED.curves && letters <= NAMED.letters;
+    this.right = named ? 12 + 6.2 * letters : MARGIN.right;
     this.scale(width, height);
     this.axes(width, height);
     this.lines = this.visible.map((s) => this.line(s));
+    if (named) this.names(means, width);
     this.dot = svg("circle", { r: 4.5, visibility: "hidden" }, this.root);
     this.holder.append(this.tip);
   }
@@ -93,30 +115,39 @@ class Chart {
       low -= room; high += room;
     }
     this.low = low; this.high = high;
-    const last = Math.max(this.environment.rounds - 1, 1), f = log ? Math.log : (y) => y;
-    const inner = { width: width - MARGIN.left - MARGIN.right, height: height - MARGIN.top - MARGIN.bottom };
-    this.x = (round) => MARGIN.left + (round / last) * inner.width;
+    const rounds = this.environment.rounds, f = log ? Math.log : (y) => y;
+    const inner = { width: width - MARGIN.left - this.right, height: height - MARGIN.top - MARGIN.bottom };
+    this.x = (round) => MARGIN.left + ((round + 1) / rounds) * inner.width; // steps at the end of the round
     this.y = (value) => MARGIN.top + (1 - (f(value) - f(low)) / (f(high) - f(low))) * inner.height;
-    this.last = last;
   }
 
   axes(width, height) {
-    const right = width - MARGIN.right, bottom = height - MARGIN.bottom;
+    const right = width - this.right, bottom = height - MARGIN.bottom;
     for (const value of ticks(this.low, this.high, height > 150 ? 5 : 4, this.panel.log)) {
       const y = this.y(value);
       svg("line", { x1: MARGIN.left, x2: right, y1: y, y2: y, class: "grid-line" }, this.root);
       svg("text", { x: MARGIN.left - 5, y: y + 4, "text-anchor": "end" }, this.root, short(value));
     }
-    for (const round of ticks(0, this.last, width < 300 ? 3 : 5, false)) {
-      svg("text", { x: this.x(round), y: bottom + 14, "text-anchor": "middle" }, this.root, short(round));
+    const per = this.environment.steps_per_round;
+    for (const steps of ticks(0, this.environment.rounds * per, width < 300 ? 3 : 4, false)) {
+      svg("text", { x: this.x(steps / per - 1), y: bottom + 14, "text-anchor": "middle", class: "x-tick" }, this.root, short(steps));
     }
-    svg("text", { x: right, y: height - 1, "text-anchor": "end" }, this.root, "round");
+    svg("text", { x: (MARGIN.left + right) / 2, y: height - 2, "text-anchor": "middle" }, this.root, "environment steps");
+    svg("text", { x: 2, y: 11, class: "y-label" }, this.root, this.panel.label);
     if (this.panel.line !== undefined) {
       const y = this.y(this.panel.line);
       svg("line", { x1: MARGIN.left, x2: right, y1: y, y2: y, class: "reference" }, this.root);
       const under = y + 12 < bottom;
       svg("text", { x: MARGIN.left + 4, y: under ? y + 12 : y - 4 }, this.root, this.panel.line_label);
     }
+  }
+
+  /** The name of each mean at the end of its curve. */
+  names(means, width) {
+    const ends = spread(means.map((s) => this.y(s.y.at(-1))), 12);
+    means.forEach((s, i) => {
+      svg("text", { x: width - this.right + 5, y: ends[i] + 4, class: "name", style: colour(s.v) }, this.root, data.variants[s.v]);
+    });
   }
 
   line(s) {

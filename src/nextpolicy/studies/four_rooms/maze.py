@@ -55,9 +55,9 @@ def signed(axes: Axes, values: np.ndarray, limit: float, title: str = "", marks:
     image = axes.imshow(_grid(values), cmap=SIGNED, norm=norm, interpolation="none", zorder=0)
     frame(axes, title, marks=marks)
     rows, cols = four_rooms_mdp.cells.T
-    # White marks on dark cells, black marks on pale cells.
+    # White marks on dark cells, black on pale ones; not quite, because the page turns black and white into its own.
     for symbol, chosen in (("+", values > 0.1 * limit), ("_", values < -0.1 * limit)):
-        colour = np.where(np.abs(values[chosen]) > 0.6 * limit, "white", "black")
+        colour = np.where(np.abs(values[chosen]) > 0.6 * limit, "#fefefe", "#010101")
         axes.scatter(cols[chosen], rows[chosen], marker=symbol, c=colour, s=10, linewidths=0.8, zorder=3)
     return image
 

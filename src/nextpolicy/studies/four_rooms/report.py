@@ -11,25 +11,9 @@ import pandas as pd
 
 from nextpolicy.runfiles import write_whole
 from nextpolicy.studies import page
-from nextpolicy.studies.four_rooms import exact, proxy, summary
-from nextpolicy.studies.four_rooms.figures import NAMES, all_figures, shown_seed
+from nextpolicy.studies.four_rooms import drawing, exact, figures, maps, player, proxy, summary, verdicts
+from nextpolicy.studies.four_rooms.figures import NAMES, shown_seed
 from nextpolicy.studies.four_rooms.study import Study
-
-CAPTIONS = {
-    "optimal": "The optimal policy and its discounted state visitation, by policy iteration. Tied actions share "
-    "probability equally.",
-    "snapshots": "Two rounds that evaluate the same frozen target: true value of the target, visitation of the "
-    "behavioural policy, prediction of the critic, and its error (marks show the sign). Values share one colour scale.",
-    "learning-curves": "Exact quantities of every round. Lines are medians over seeds, bands the interquartile range; "
-    "(a) also shows every seed. PPO updates its target every round, so it has no dots. Visitations exclude terminal "
-    "states.",
-    "bottom-left-room": "The room that the paper discusses: the loss of value there, and the probability of the top "
-    "route from the doorway into it.",
-    "certificates": "The bounds compared with the true improvement. Medians over seeds.",
-    "examination-ppo": "PPO, round by round, one seed.",
-    "examination-sv-dynamic": "SV-PPO with the dynamic gate, round by round, same seed.",
-    "examination-sv-static": "SV-PPO with the static gate, round by round, same seed.",
-}
 
 
 def headlines(study: Study) -> list[str]:
@@ -98,8 +82,9 @@ def failure_table(study: Study) -> list[dict[str, Any]]:
     for algo in study.algos:
         seeds = [r["seed"] for r in study.rows if r["algo"] == algo and r["failed"]]
         total = sum(r["algo"] == algo for r in study.rows)
-        low, high = summary.share_interval(len(seeds), total)
-        share = f"{100 * len(seeds) / total:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+        share = f"{100 * len(seeds) / total:.1f} %"
+        if total >= summary.FEWEST:  # Wilson's 95 % interval
+            share += " [{:.1f}, {:.1f}]".format(*(100 * end for end in summary.share_interval(len(seeds), total)))
         which = ", ".join(map(str, seeds))
         lines.append({"algorithm": NAMES[algo], "seeds": total, "failed": len(seeds), "share": share, "which": which})
     return lines
@@ -129,37 +114,13 @@ def certificate_table(study: Study) -> list[dict[str, Any]]:
 
 def write_report(study: Study, say: Callable[[str], None]) -> Path:
     """Write figures/, CSV tables and report.html to the study's folder."""
-    out = page.Page("Four Rooms: exact analysis of Stable-Value PPO")
-    config = study.config
-    noise = config.environment.env_options.get("noise", "fail")
-    seeds = len(config.run.seeds)
-    out.text(
-        f"{seeds} seeds, {study.rounds} rounds of {config.batch_size} steps, noise '{noise}', discount "
-        f"{config.algorithm.gamma:g}. Single runs are shown for seed {shown_seed(study)}. Values, visitations and "
-        "bounds are exact: linear algebra in double precision on the policies and critics after every round."
-    )
-    out.numbers(headlines(study))
-    for name, draw in all_figures(study).items():
+    for name, draw in figures.all_figures(study).items():
         say(f"four-rooms: figure {name}")
-        out.figure(page.save_figure(draw(), study.path / "figures", name), CAPTIONS[name])
-    out.heading("By algorithm")
-    out.text("Median over seeds with a 95 % bootstrap interval.")
-    out.table(algorithm_table(study))
-    out.heading("Failures")
-    out.text(f"Seeds whose policy ends below {summary.FAILED:g} V*(s0); 95 % interval of the share by Wilson.")
-    out.table(failure_table(study))
-    out.heading("Certificates")
-    out.text(
-        "The certificate of round k is the lower bound of the SV-API theorem on V(s0) of the next behavioural policy "
-        "minus V(s0) of the target, with q = R + gamma P v and delta = max d_TV / (1 - gamma). On accepted rounds it "
-        "certifies the accepted update, on held rounds the rejected one. A bound that is not positive is vacuous: it "
-        "guarantees no improvement."
-    )
-    out.table(certificate_table(study))
-    out.heading("Every member")
-    out.table([_short(r) for r in study.rows])
-    out.heading("Columns of exact.parquet")
-    out.table([{"column": k, "meaning": v} for k, v in exact.COLUMNS.items()])
+        page.save_figure(draw(), study.path / "figures", name)
+    say("four-rooms: page")
+    out = page.Page("Four Rooms: PPO and Stable-Value PPO from the inside")
+    for section in (_opening, _player, _room, _gate, _theory, _rest):
+        section(out, study)
     tables = {"members": study.rows, "algorithms": algorithm_table(study), "certificates": certificate_table(study)}
     tables["failures"] = failure_table(study)
     for name, rows in tables.items():
@@ -167,6 +128,147 @@ def write_report(study: Study, say: Callable[[str], None]) -> Path:
     target = study.path / "report.html"
     out.write(target)
     return target
+
+
+def _panels(study: Study, *panels: figures.Panel) -> list[str]:
+    return [page.themed(figures.panel(study, draw), draw.__name__.replace("_", "-")) for draw in panels]
+
+
+def _opening(out: page.Page, study: Study) -> None:
+    out.text("An agent learns to walk from the start S to the goal G, although its steps sometimes go astray.", "lead")
+    out.text(
+        "It improves its behaviour with the help of a critic, which learns how good a fixed policy, the target, is: "
+        "PPO replaces the target after every round, Stable-Value PPO only once the critic's predictions have settled.",
+        "lead",
+    )
+    out.text(
+        "The maze is so small that the truth can be computed after every round, so this page shows what both of them "
+        "really learned.",
+        "lead",
+    )
+    out.figure([drawing.task(), drawing.idea()], "The maze, and when the target follows the behaviour.")
+    out.heading("How well they learn")
+    out.verdict(verdicts.value(study))
+    out.figure(
+        _panels(study, figures.value),
+        f"{figures.about(study)} The value $V(s_0)$ is the expected discounted return from the start, computed "
+        f"exactly. Ticks on the axis: target updates of SV-PPO, dynamic (seed {shown_seed(study)}).",
+        "hero",
+    )
+    with out.folded("The five main numbers"):
+        out.numbers(headlines(study))
+
+
+def _player(out: page.Page, study: Study) -> None:
+    out.heading("See it happen")
+    out.text(
+        f"Drag the slider through all {study.rounds} rounds (seed {shown_seed(study)}), or use the arrow keys, and "
+        "space to play. Ticks are target updates. Arrows show the behaviour: the longer, the likelier. A cell is "
+        "shaded where the behaviour has moved away from the target; when the target follows, the shade vanishes, "
+        "the true values jump and the critic has to learn them anew. Shift and arrow keys, or a click, choose a "
+        "cell."
+    )
+    out.interactive(player.markup(study), player.data(study), "player.css", "player.js")
+
+
+def _room(out: page.Page, study: Study) -> None:
+    out.heading("Where the policies differ")
+    out.text(
+        "Once an agent knows the way through the top, it rarely sees the bottom-left room, and a policy can stay "
+        "poor there unnoticed. The loss is the mean of $V^* - V$ over the cells of the room: the value of the best "
+        "policy minus that of the learned one."
+    )
+    out.verdict(verdicts.bottom_left(study))
+    out.figure(
+        _panels(study, figures.gap, figures.pairs, figures.route),
+        f"{figures.about(study)} By seed: points of one seed are joined, bars are medians. Losses below "
+        f"{figures.SMALLEST_GAP:g} are drawn there. The last panel: from the doorway into the room, how likely is "
+        "the way back and through the top?",
+    )
+
+
+def _gate(out: page.Page, study: Study) -> None:
+    gate = study.config.criterion
+    out.heading("When the target follows")
+    out.text(
+        "The gate of SV-PPO, dynamic looks at how much the critic's predictions still change in a round, relative "
+        f"to their size (diff). At most {gate.delta_v:g} counts as stable. The target follows after {gate.k_min} "
+        f"stable rounds in a row, or after {gate.k_max} rounds at the latest. SV-PPO, static follows every "
+        f"{study.config.run.static_k} rounds, whatever the values do."
+    )
+    out.verdict(verdicts.gate(study))
+    out.figure(_panels(study, figures.gate), f"{figures.about(study)} Ticks: target updates, as above.")
+    with out.folded("Is the critic better on the data of the next policy?"):
+        out.verdict(verdicts.errors(study))
+        words = "First, the mean of $(V^{pi_k} - v_k)^2$ over the states that the next behaviour visits; then how far "
+        words += "the visited states and actions move in a round, in total variation. Both exclude the goal."
+        out.figure(_panels(study, figures.error, figures.shift), f"{figures.about(study)} {words}")
+
+
+def _theory(out: page.Page, study: Study) -> None:
+    out.heading("What the theory promises")
+    out.text(
+        "A certificate is a lower bound, computed after every round, on how much better the next behaviour is than "
+        "the target: on $V^{beta_{k+1}}(s_0) - V^{pi_k}(s_0)$. It holds if the true difference is not smaller. It is "
+        "vacuous if it is not positive: true, but it promises nothing. The certificate of the SV-API theorem needs "
+        "the largest change of the policy over all states, $delta = max_s d_{TV}(beta_k, beta_{k+1}) / (1 - gamma)$, "
+        "and the error of $q = R + gamma P v_k$ on the data. The corollary uses the true shift of the data instead "
+        "of $delta$. On rounds in which the target was held, all three are for the update that would have been made."
+    )
+    out.verdict(verdicts.certificates(study))
+    with out.folded("The bounds, round by round"):
+        out.figure(
+            _panels(study, figures.slack, figures.critic_errors, figures.policy_steps),
+            "Medians over seeds. First: SV-PPO, dynamic; no return exceeds $1 / (1 - gamma)$. Second: the mean error "
+            "$epsilon$ on the data (thin) and on the next policy's data (thick). Third: the step of the behaviour, "
+            "in the state where it is largest (thin) and on average (thick).",
+        )
+        out.table(certificate_table(study))
+
+
+def _rest(out: page.Page, study: Study) -> None:
+    out.heading("Details")
+    with out.folded("The best policy"):
+        out.verdict(verdicts.optimal(study))
+        words = "By policy iteration. Actions that are equally good share their probability."
+        out.figure([page.themed(maps.optimal_policy(study.mdp), "optimal")], words)
+    with out.folded("One target, learned for many rounds"):
+        out.verdict(verdicts.snapshots(study))
+        words = "Two rounds with the same target. Values share one colour scale; signs mark errors above a tenth of it."
+        out.figure([page.themed(maps.snapshots(study, shown_seed(study)), "snapshots")], words)
+    with out.folded("All numbers by algorithm"):
+        enough = len(study.config.run.seeds) >= summary.FEWEST
+        out.text("Median over seeds" + (" with a 95 % bootstrap interval." if enough else f"{verdicts.few(study)}."))
+        out.table(algorithm_table(study))
+    with out.folded("Seeds that failed"):
+        out.text(f"A seed has failed if its policy ends below {summary.FAILED:g} of the best value, $V^*(s_0)$.")
+        out.table(failure_table(study))
+    with out.folded("Every run"):
+        out.table([_short(r) for r in study.rows])
+    with out.folded("Settings"):
+        out.text(settings(study))
+    with out.folded("Columns of exact.parquet"):
+        out.text("In round $k$, $beta_k$ collects data for the target $pi_k$, and the critic becomes $v_k$.")
+        out.table([{"column": k, "meaning": v} for k, v in exact.COLUMNS.items()])
+
+
+_NOISE = {
+    "fail": "a step goes as intended with probability 0.8 and in each other direction with 0.2 / 3",
+    "success": "with probability 0.8 a step goes in a random direction, otherwise as intended",
+    "none": "every step goes as intended",
+}
+
+
+def settings(study: Study) -> str:
+    """The settings of the study in words."""
+    config = study.config
+    noise = config.environment.env_options.get("noise", "fail")
+    seeds = len(config.run.seeds)
+    return (
+        f"{seeds} seed{'s' * (seeds > 1)}, {study.rounds} rounds of {config.batch_size:,} environment steps, "
+        f"discount $gamma = {config.algorithm.gamma:g}$. Noise '{noise}': {_NOISE[noise]}. Values, visitations and "
+        "bounds are exact: linear algebra in double precision on the policies and critics after every round."
+    )
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:

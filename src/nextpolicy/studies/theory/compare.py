@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from nextpolicy.config import whole
 from nextpolicy.core import check
 from nextpolicy.criteria.stable_values import GateParams
+from nextpolicy.report.palette import COLOURS
 from nextpolicy.tabular import solve
 from nextpolicy.tabular.evaluation import Evaluate, exact_evaluation
 from nextpolicy.tabular.improvement import Improve, conservative_step, mirror_descent_step
@@ -127,12 +128,12 @@ def table(histories: dict[str, list[History]]) -> list[dict[str, Any]]:
     return lines
 
 
-_STYLES = (
+_STYLES = (  # API is what PPO does, SV-API what SV-PPO does: they have the colours of those
     ("#000000", ":", 1.2),
-    ("#D55E00", (0, (5, 2)), 1.5),
-    ("#00477A", "-", 1.8),
-    ("#8A8A8A", (0, (1, 1)), 1.5),
-    ("#009E73", (0, (6, 2, 1, 2)), 1.5),
+    (COLOURS[0], (0, (5, 2)), 1.5),
+    (COLOURS[2], "-", 1.8),
+    (COLOURS[3], (0, (1, 1)), 1.5),
+    (COLOURS[4], (0, (6, 2, 1, 2)), 1.5),
 )
 
 
@@ -154,7 +155,7 @@ def figure(mdp: TabularMDP, histories: dict[str, list[History]]) -> Figure:
         loss.plot(rounds, sizes, linestyle="none", marker=marker, markersize=4, color=colour, label=name, alpha=0.7,
                   markerfacecolor="none", gid="falls")  # fmt: skip
     best = float(solve.optimal(mdp).V @ mdp.start)
-    value.axhline(best, color="0.4", linewidth=0.8)
+    value.axhline(best, color="#999999", linewidth=0.8)
     value.text(0, best, "V*", va="bottom", fontsize=8)
     value.set(xlabel="round k", ylabel="V(s0) of the target (discounted return)")
     value.set_title("(a) Value of the target: median, band from minimum to maximum", fontsize=10)

@@ -72,7 +72,8 @@ def write_report(path: Path, results: dict[str, Any], settings: compare.Settings
         + ". Medians (updates: means) over repeats."
     )
     drawn = compare.figure(results["mdp"], results["histories"])
-    out.figure(page.save_figure(drawn, path / "figures", "policy-iteration"), "Return of the target, and its losses.")
+    page.save_figure(drawn, path / "figures", "policy-iteration")
+    out.figure([page.themed(drawn, "policy-iteration")], "Return of the target, and its losses.")
     out.table(results["comparison"])
     for name in ("random", "four_rooms", "comparison"):
         write_whole(path / f"{name}.csv", pd.DataFrame(results[name]).to_csv(index=False).encode())
