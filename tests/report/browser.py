@@ -21,6 +21,7 @@ _FLAGS = """
     --disable-component-update --disable-sync --force-device-scale-factor=1 --hide-scrollbars
 """
 _KEYS = {"Right": "\ue014", "Left": "\ue012", "Up": "\ue013", "Down": "\ue015", "Tab": "\ue004", "Enter": "\ue007"}
+_KEYS |= {"Shift": "\ue008", "Space": " "}
 
 
 class Browser:
@@ -79,7 +80,12 @@ class Browser:
         self._call("POST", f"/element/{element}/click", {})
 
     def press(self, *names: str) -> None:
-        keys = [k for n in names for k in ({"type": t, "value": _KEYS[n]} for t in ("keyDown", "keyUp"))]
+        """Keys one after another; in `Shift+Up`, the first is held meanwhile."""
+        keys = []
+        for name in names:
+            parts = [_KEYS[part] for part in name.split("+")]
+            keys += [{"type": "keyDown", "value": key} for key in parts]
+            keys += [{"type": "keyUp", "value": key} for key in reversed(parts)]
         self._call("POST", "/actions", {"actions": [{"type": "key", "id": "keys", "actions": keys}]})
 
     def hover(self, x: int, y: int) -> None:

@@ -188,8 +188,12 @@ def test_a_failure_is_a_value_below_half_the_optimum(study):
 
 
 def test_intervals_and_pairs():
-    flat = summary.median_interval([2.0, 2.0, 2.0])
+    flat = summary.median_interval([2.0] * summary.FEWEST)
     assert flat == (2.0, 2.0, 2.0)
+    assert str(flat) == "2 [2, 2]"
+    few = summary.median_interval([1.0, 2.0])
+    assert str(few) == "1.5"  # no interval over two seeds
+    assert np.isnan(few[1:]).all()
     some = summary.median_interval(np.arange(9.0))
     assert some.low < some.median == 4.0 < some.high
     assert np.isnan(summary.median_interval([]).median)

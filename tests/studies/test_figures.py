@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.quiver import Quiver
 
+from nextpolicy.report import drawing
 from nextpolicy.studies import page
-from nextpolicy.studies.four_rooms import figures, maze
+from nextpolicy.studies.four_rooms import figures, maps, maze, summary
 from nextpolicy.tabular import four_rooms_mdp, solve
 
 from .helpers import made_up_study
@@ -24,69 +28,89 @@ def with_gid(figure, gid):
     return [a for axes in figure.axes for a in axes.get_children() if a.get_gid() == gid]
 
 
-@pytest.mark.parametrize("seed", [0, 2])
-def test_dots_are_the_accepted_rounds(study, seed):
-    figure = figures.learning_curves(study, seed)
-    dots = with_gid(figure, "target-updates")
-    assert len(dots) == 4
-    accepted = np.flatnonzero(study.trajectory.accepted[study.index("sv-dynamic", seed)])
+def panel(study, draw):
+    return figures.panel(study, draw).axes[0]
+
+
+def test_ticks_are_the_accepted_rounds(study):
+    figure = figures.sheet(study, "learning-curves")
+    ticks = with_gid(figure, "target-updates")
+    assert len(ticks) == 4
+    accepted = np.flatnonzero(study.trajectory.accepted[study.index("sv-dynamic", figures.shown_seed(study))])
     assert 0 < len(accepted) < study.rounds
-    for line in dots:
+    for line in ticks:
         np.testing.assert_array_equal(line.get_xdata(), accepted)
-    values = study.column("sv-dynamic", "value_behaviour")[seed][accepted]
-    np.testing.assert_allclose(dots[0].get_ydata(), values)
 
 
 def test_threshold_and_optimum_lie_where_they_should(study):
-    figure = figures.learning_curves(study, 0)
-    (threshold,) = with_gid(figure, "threshold")
+    (threshold,) = with_gid(figures.panel(study, figures.gate), "threshold")
     assert list(threshold.get_ydata()) == [study.config.criterion.delta_v] * 2 == [0.1, 0.1]
-    assert threshold.axes is figure.axes[3]
-    (optimal,) = with_gid(figure, "optimal")
+    (optimal,) = with_gid(figures.panel(study, figures.value), "optimal")
     assert optimal.get_ydata()[0] == pytest.approx(0.8305, abs=1e-4)
 
 
-def test_curves_are_medians_inside_their_bands(study):
-    figure = figures.learning_curves(study, 0)
-    names = ("value_behaviour", "msve_next_alive", "tv_visitation_alive")
-    for axes, name in zip(figure.axes, names):
-        lines = [a for a in axes.lines if a.get_gid() == "median"]
+CURVES = {figures.value: "value_behaviour", figures.error: "msve_next_alive", figures.shift: "tv_visitation_alive"}
+
+
+def test_curves_are_medians_in_the_colours_of_the_report(study):
+    for draw, name in CURVES.items():
+        lines = [a for a in panel(study, draw).lines if a.get_gid() == "median"]
         assert [line.get_label() for line in lines] == [figures.NAMES[a] for a in study.algos]
         for line, algo in zip(lines, study.algos):
             np.testing.assert_allclose(line.get_ydata(), np.median(study.column(algo, name), axis=0))
+            assert line.get_color() == drawing.colour_of(algo, study.algos)
         assert len({str(line._dash_pattern) for line in lines}) == 3  # told apart without colour
-    gate = next(a for a in figure.axes[3].lines if a.get_gid() == "median")
+    gate = next(a for a in panel(study, figures.gate).lines if a.get_gid() == "median")
     expected = np.median(study.column("ppo", "diff") / study.column("ppo", "diff_scale"), axis=0)
     np.testing.assert_allclose(gate.get_ydata(), expected)
-    bands = [a for a in figure.axes[0].collections if a.get_gid() == "band"]
-    points = bands[0].get_paths()[0].vertices
-    first, third = np.quantile(study.column("ppo", "value_behaviour"), [0.25, 0.75], axis=0)
+
+
+def test_few_seeds_are_drawn_and_have_no_band_and_many_have_one(study, tmp_path):
+    few = figures.panel(study, figures.value)
+    assert len(with_gid(few, "seed")) == 9
+    assert with_gid(few, "band") == []
+    assert "thin lines" in figures.about(study)
+    many = made_up_study(tmp_path, seeds=summary.FEWEST, rounds=5)
+    drawn = figures.panel(many, figures.value)
+    assert with_gid(drawn, "seed") == []
+    points = with_gid(drawn, "band")[0].get_paths()[0].vertices
+    first, third = np.quantile(many.column("ppo", "value_behaviour"), [0.25, 0.75], axis=0)
     assert (points[:, 1].min(), points[:, 1].max()) == (pytest.approx(first.min()), pytest.approx(third.max()))
-    assert len(with_gid(figure, "seed")) == 9
+    assert "quartile" in figures.about(many)
 
 
-def test_every_plot_axis_is_labelled(study):
-    for draw in figures.all_figures(study).values():
-        for axes in draw().axes:
-            if axes.lines and axes.get_label() != "<colorbar>":
-                assert axes.get_ylabel()
-                assert axes.get_xlabel() or axes.get_xticklabels()
+@pytest.mark.parametrize("draw", [d for panels in figures.SHEETS.values() for d in panels], ids=lambda d: d.__name__)
+def test_axes_are_labelled_and_names_stand_beside_their_curves(study, draw):
+    figure = figures.panel(study, draw)
+    (axes,) = figure.axes
+    assert axes.get_ylabel()
+    assert axes.get_xlabel() or draw is figures.pairs
+    figure.draw_without_rendering()
+    boxes = [name.get_window_extent() for name in with_gid(figure, "name")]
+    assert (len(boxes) >= 3) != (draw is figures.pairs)
+    right = axes.get_window_extent().x1
+    for box in boxes:
+        assert box.x0 > right, "a name is not beside the curves"
+        assert box.x1 <= figure.bbox.x1 + 1
+    boxes.sort(key=lambda box: box.y0)
+    for lower, upper in itertools.pairwise(boxes):
+        assert upper.y0 >= lower.y1 - 2, "two names overlap"
 
 
 def test_snapshots_show_one_target_and_share_a_scale(study):
     seed = figures.shown_seed(study)
     run = study.trajectory.member(study.index("sv-dynamic", seed))
-    first, last = figures.longest_hold(run.accepted)
+    first, last = maps.longest_hold(run.accepted)
     np.testing.assert_array_equal(run.target[first], run.target[last])
-    figure = figures.snapshots(study, seed)
+    figure = maps.snapshots(study, seed)
     images = [[i for i in axes.images if np.ma.asarray(i.get_array()).count() > 100] for axes in figure.axes[:8]]
     heat = [row[0] for row in images]
     truth = four_rooms_mdp.as_grid(solve.state_value(study.mdp, run.target[first]))
-    for place in (0, 4):
+    for place in (0, 1):
         shown = np.ma.filled(heat[place].get_array(), np.nan)
         assert np.nanmax(np.abs(shown - truth)[shown != 0]) < 1e-9
-    assert len({i.get_clim() for i in (heat[0], heat[2], heat[4], heat[6])}) == 1
-    low, high = heat[3].get_clim()
+    assert len({i.get_clim() for i in heat[:4]}) == 1
+    low, high = heat[4].get_clim()
     assert low == -high
 
 
@@ -100,7 +124,7 @@ def test_snapshots_show_one_target_and_share_a_scale(study):
     ],
 )
 def test_longest_hold(accepted, hold):
-    assert figures.longest_hold(np.asarray(accepted, bool)) == hold
+    assert maps.longest_hold(np.asarray(accepted, bool)) == hold
 
 
 def test_arrows_are_as_long_as_actions_are_likely():
@@ -138,33 +162,40 @@ def test_maps_are_the_right_way_up():
     assert minus.get_offsets().tolist() == [[1.0, 1.0]]
 
 
-def test_rooms_figure_pairs_every_seed(study):
-    figure = figures.rooms(study)
-    final = figure.axes[2]
-    assert [len(c.get_offsets()) for c in final.collections] == [3, 3, 3]
-    (optimal,) = with_gid(figure, "optimal")
+def test_pairs_join_every_seed_and_the_doorway_has_an_optimum(study):
+    assert [len(c.get_offsets()) for c in panel(study, figures.pairs).collections] == [3, 3, 3]
+    (optimal,) = with_gid(figures.panel(study, figures.route), "optimal")
     assert optimal.get_ydata()[0] == pytest.approx(0.0122, abs=5e-4)
 
 
-def test_examined_rounds():
-    assert figures.examined_rounds(195) == figures.EXAMINED
-    assert figures.examined_rounds(1) == (0,)
-    assert max(figures.examined_rounds(50)) == 49
-
-
 def test_saved_figures_and_page_stand_alone(study, tmp_path):
-    png = page.save_figure(figures.optimal_policy(study.mdp), tmp_path, "optimal")
-    assert png.startswith(b"\x89PNG")
-    assert (tmp_path / "optimal.png").read_bytes() == png
+    page.save_figure(maps.optimal_policy(study.mdp), tmp_path, "optimal")
+    assert (tmp_path / "optimal.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "optimal.svg").read_text()[:2000]
     sheet = page.Page("A <title>")
-    sheet.figure(png, 'the "optimal" policy')
-    sheet.table([{"x": 0.123456, "y": "<b>"}])
+    sheet.figure([page.themed(figures.panel(study, figures.value), "value")], 'the "value", $V(s_0)$')
+    with sheet.folded("More"):
+        sheet.table([{"x": 0.123456, "y": "<b>"}])
     sheet.write(tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
-    assert "data:image/png;base64," in text
+    assert 'aria-label="the &quot;value&quot;, V(s_0)"' in text
+    assert "<math><mi>V</mi>" in text
     assert "prefers-color-scheme: dark" in text
+    assert "<summary>More</summary>" in text
     assert "&lt;b&gt;" in text
     assert "0.1235" in text
-    assert "http" not in text
+    assert "http:" not in text
+    assert "https:" not in text
     assert "<script" not in text
+
+
+def test_drawings_take_the_colours_of_the_page_and_keep_their_numbers(study):
+    drawn = page.themed(figures.panel(study, figures.route), "route")
+    assert re.findall("#[0-9a-f]{6}", drawn) == []
+    for place in range(3):
+        assert f"var(--c{place})" in drawn
+    assert "optimal 0.012" in drawn  # coordinates are rounded, words are not
+    ids = re.findall(r'\bid="([^"]+)"', drawn)
+    assert all(each.startswith("route-") for each in ids)
+    for used in re.findall(r'(?:url\(|href=")#([^")]+)', drawn):
+        assert used in ids

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -13,7 +15,8 @@ import nextpolicy
 from nextpolicy.cli import main as cli
 from nextpolicy.run import processes
 from nextpolicy.run.folder import RunError
-from nextpolicy.studies.four_rooms import report, summary
+from nextpolicy.studies.four_rooms import figures as drawn
+from nextpolicy.studies.four_rooms import report, summary, verdicts
 from nextpolicy.studies.four_rooms import study as four_rooms_study
 from nextpolicy.studies.theory import checks, compare
 from nextpolicy.studies.theory import study as theory_study
@@ -71,20 +74,25 @@ def test_the_study_is_a_normal_run_folder(tiny):
     assert one["value_behaviour"] == tiny.exact["value_behaviour"][1, 4]
 
 
-def test_the_report_says_what_was_found(tiny):
+@pytest.fixture(scope="module")
+def written(tiny):
+    """The text of the page, and what was said meanwhile."""
     heard: list[str] = []
-    target = report.write_report(tiny, heard.append)
-    text = target.read_text()
-    assert text.count("data:image/png;base64,") == 8 == len(heard)
+    return report.write_report(tiny, heard.append).read_text(), heard
+
+
+def test_the_report_says_what_was_found(tiny, written):
+    text, heard = written
     for line in report.headlines(tiny):
         assert line.split("[")[0].split(";")[0] in text
     assert len(report.headlines(tiny)) == 5
     assert f"certificates that hold: {3 * ROUNDS} of {3 * ROUNDS}" in text
     figures = {p.name for p in (tiny.path / "figures").iterdir()}
-    assert {f"learning-curves.{kind}" for kind in ("png", "svg")} <= figures
-    assert len(figures) == 16
+    assert figures == {f"{name}.{kind}" for name in drawn.all_figures(tiny) for kind in ("png", "svg")}
+    assert len(heard) == len(figures) / 2 + 1
     members = pd.read_csv(tiny.path / "members.csv")
     assert members["updates"].tolist()[:2] == [ROUNDS, 3]
+    assert pd.read_csv(tiny.path / "algorithms.csv").iloc[0, 1:].map(float).notna().all(), "an interval over one seed"
     certificates = pd.read_csv(tiny.path / "certificates.csv")
     assert (certificates["hold"] == certificates["certificates"]).all()
 
@@ -232,6 +240,52 @@ def test_a_broken_statement_is_an_error():
     line = {"statement": "Lemma x", "expected": "holds", "violations": 1}
     with pytest.raises(RuntimeError, match="expected no violation of true statements, got Lemma x"):
         theory_study.raise_if_violated({"random": [line], "four_rooms": []})
+
+
+def test_the_page_goes_from_plain_words_to_details(written):
+    page = html.unescape(written[0].partition("</h1>")[2])
+    opening = re.split("<figure", page)[0]
+    assert opening.count('<p class="lead">') == 3
+    assert not re.search(r"\d", opening), "a number before the drawing"
+    assert page.index('class="drawing"') < page.index('class="verdict"') < page.index('id="player"')
+    # A verdict above every figure but the drawing at the top, and one large figure.
+    for before in re.split("<figure", page)[2:-1]:
+        assert 'class="verdict"' in before
+    assert page.count('class="verdict"') == page.count("<figure") - 1
+    assert page.count('class="hero"') == 1
+    folded = "".join(re.findall("<details>.*?</details>", page, re.S))
+    assert page.count("<table") - folded.count("<table") == 2, "only the player's tables are not folded"
+    assert "fail'" in page
+    assert "a step goes as intended with probability 0.8" in page
+    for word in ("certificate is", "vacuous if"):
+        assert word in page
+
+
+def test_verdicts_follow_the_numbers(tmp_path):
+    study = made_up_study(tmp_path, seeds=2, rounds=5)
+    study.exact["value_behaviour"][:] = [0.1, 0.1, 0.8, 0.8, 0.83]
+    study.exact["value_behaviour"][study.index("ppo", 0)] = 0.1
+    study.exact["value_behaviour"][study.index("ppo", 1)] = 0.1
+    study.exact["gap_bottom_left"][:] = 0.5
+    study.exact["gap_bottom_left"][[study.index("sv-static", s) for s in (0, 1)], -1] = 0.25
+    said = verdicts.value(study)
+    assert "PPO never, SV-PPO, static 2, SV-PPO, dynamic 2; 4 of 6 runs end within 0.01" in said
+    said = verdicts.bottom_left(study)
+    assert "SV-PPO, static loses least, 0.2500" in said
+    assert said.endswith("(2 seeds: too few to call this a difference).")
+    study.exact["vacuous"][:] = True
+    study.exact["theorem1_vacuous"][:] = True
+    study.exact["theorem1_vacuous"][0, :2] = False
+    said = verdicts.certificates(made_again(study))
+    assert "all 30 are vacuous" in said
+    assert "promises one in 2." in said
+    study.metrics["accepted"][:] = False
+    assert "never let the target follow in 5 rounds" in verdicts.gate(made_again(study))
+
+
+def made_again(study):
+    """The study without the rows that it has computed already."""
+    return replace(study)
 
 
 def test_headlines_without_any_update(tmp_path):

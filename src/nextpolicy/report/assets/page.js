@@ -90,13 +90,15 @@ class Chart {
     }
     const width = this.holder.clientWidth, height = this.holder.clientHeight;
     this.root = svg("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" }, this.holder);
-    const means = this.visible.filter((s) => s.m < 0), letters = Math.max(0, ...means.map((s) => data.variants[s.v].length));
-    const named = means.length > 0 && width >= NAMED.width && means.length <= NAMED.curves && letters <= NAMED.letters;
-    this.right = named ? 12 + 6.2 * letters : MARGIN.right;
+    const names = this.visible.filter((s) => s.m < 0).map((s) => ({ words: data.variants[s.v], value: s.y.at(-1), style: colour(s.v) }));
+    const letters = Math.max(0, ...names.map((name) => name.words.length));
+    const named = names.length > 0 && width >= NAMED.width && names.length <= NAMED.curves && letters <= NAMED.letters;
+    if (this.panel.line !== undefined) names.push({ words: this.panel.line_label, value: this.panel.line, style: "--c: var(--ink)" });
+    this.right = named ? 12 + 7 * Math.max(...names.map((name) => name.words.length)) : MARGIN.right;
     this.scale(width, height);
-    this.axes(width, height);
+    this.axes(width, height, named);
     this.lines = this.visible.map((s) => this.line(s));
-    if (named) this.names(means, width);
+    if (named) this.names(names, width);
     this.dot = svg("circle", { r: 4.5, visibility: "hidden" }, this.root);
     this.holder.append(this.tip);
   }
@@ -121,7 +123,7 @@ class Chart {
     this.y = (value) => MARGIN.top + (1 - (f(value) - f(low)) / (f(high) - f(low))) * inner.height;
   }
 
-  axes(width, height) {
+  axes(width, height, named) {
     const right = width - this.right, bottom = height - MARGIN.bottom;
     for (const value of ticks(this.low, this.high, height > 150 ? 5 : 4, this.panel.log)) {
       const y = this.y(value);
@@ -138,15 +140,15 @@ class Chart {
       const y = this.y(this.panel.line);
       svg("line", { x1: MARGIN.left, x2: right, y1: y, y2: y, class: "reference" }, this.root);
       const under = y + 12 < bottom;
-      svg("text", { x: MARGIN.left + 4, y: under ? y + 12 : y - 4 }, this.root, this.panel.line_label);
+      if (!named) svg("text", { class: "over", x: MARGIN.left + 4, y: under ? y + 12 : y - 4 }, this.root, this.panel.line_label);
     }
   }
 
-  /** The name of each mean at the end of its curve. */
-  names(means, width) {
-    const ends = spread(means.map((s) => this.y(s.y.at(-1))), 12);
-    means.forEach((s, i) => {
-      svg("text", { x: width - this.right + 5, y: ends[i] + 4, class: "name", style: colour(s.v) }, this.root, data.variants[s.v]);
+  /** The name of each mean, and of the reference line, at its end. */
+  names(names, width) {
+    const ends = spread(names.map((name) => this.y(name.value)), 12);
+    names.forEach(({ words, style }, i) => {
+      svg("text", { x: width - this.right + 5, y: ends[i] + 4, class: "name", style }, this.root, words);
     });
   }
 

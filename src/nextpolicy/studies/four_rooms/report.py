@@ -117,17 +117,22 @@ def write_report(study: Study, say: Callable[[str], None]) -> Path:
     for name, draw in figures.all_figures(study).items():
         say(f"four-rooms: figure {name}")
         page.save_figure(draw(), study.path / "figures", name)
-    say("four-rooms: page")
-    out = page.Page("Four Rooms: PPO and Stable-Value PPO from the inside")
-    for section in (_opening, _player, _room, _gate, _theory, _rest):
-        section(out, study)
     tables = {"members": study.rows, "algorithms": algorithm_table(study), "certificates": certificate_table(study)}
     tables["failures"] = failure_table(study)
     for name, rows in tables.items():
         write_whole(study.path / f"{name}.csv", pd.DataFrame(rows).to_csv(index=False).encode())
+    say("four-rooms: page")
     target = study.path / "report.html"
-    out.write(target)
+    make_page(study).write(target)
     return target
+
+
+def make_page(study: Study) -> page.Page:
+    """The page, from plain words to details."""
+    out = page.Page("Four Rooms: PPO and Stable-Value PPO from the inside")
+    for section in (_opening, _player, _room, _gate, _theory, _rest):
+        section(out, study)
+    return out
 
 
 def _panels(study: Study, *panels: figures.Panel) -> list[str]:
