@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import threading
 import time
 
@@ -133,6 +134,38 @@ def test_variants_and_single_seeds_switch(window, page):
         window.click(f"button[data-variant='{variant}']")
     assert lines(window) == 3
     assert not window.run(hidden)
+    assert window.console() == []
+
+
+def test_axes_are_in_steps_and_curves_named_at_their_ends(window, page):
+    window.open(page.as_uri())
+    window.run("drawAll()")
+    chart = "document.querySelectorAll('#curves .chart')[0]"
+    texts = lambda kind: window.run(f"return [...{chart}.querySelectorAll('{kind}')].map(t => t.textContent)")  # noqa: E731
+    assert texts(".x-tick") == ["0", "2M", "4M", "6M"]  # 300 rounds of 20,480 steps
+    assert texts(".y-label") == ["return"]
+    assert "environment steps" in texts("text")
+    assert texts(".name") == ["ppo", "sv-static", "sv-dynamic"]
+    for scene in ("#curves", "#gate"):
+        boxes = window.run(
+            f"const c = document.querySelector('{scene} .chart'), w = c.getBoundingClientRect().right;"
+            "const line = Math.max(...[...c.querySelectorAll('polyline')].map(p => p.getBoundingClientRect().right));"
+            "return [...c.querySelectorAll('.name')].map(t => t.getBoundingClientRect())"
+            ".map(b => [b.top, b.bottom, b.left >= line, b.right <= w])"
+        )
+        boxes.sort()
+        assert boxes
+        assert all(beside and inside for _, _, beside, inside in boxes)
+        assert all(upper[1] - lower[0] <= 3 for upper, lower in itertools.pairwise(boxes)), "names overlap"
+    assert window.run("return document.querySelectorAll('#gate .chart')[0].textContent").count("stable below") == 1
+    # The last round stands above its steps, at the right end.
+    ends = "const c = charts.get(arguments[0]); return [c.x(299), c.x(-1), c.holder.clientWidth - c.right]"
+    right, left, edge = window.run(ends.replace("arguments[0]", chart))
+    assert (right, left) == (edge, 46)
+    window.run(
+        "const all = [...data.variants]; data.variants.fill('sv-dynamic[delta_v=0.1]'); show(); data.variants = all"
+    )
+    assert texts(".name") == [], "long names would leave no room for curves"
     assert window.console() == []
 
 

@@ -285,5 +285,33 @@ def test_many_variants_are_told_apart(tmp_path: Path):
 
 
 def test_page_and_figures_have_the_same_colours(page):
-    light = dict(re.findall(r"--c(\d): (#\w+);", page.partition("@media")[0]))
-    assert tuple(light[str(i)] for i in range(len(light))) == palette.COLOURS
+    light, _, dark = page.partition("@media")
+    for part, colours in ((light, palette.COLOURS), (dark, palette.DARK)):
+        found = dict(re.findall(r"--c(\d): (#\w+);", part))
+        assert tuple(found[str(i)] for i in range(len(found))) == colours
+
+
+def test_names_stand_at_the_ends_of_curves_where_they_fit(compared):
+    axes = figures.learning_curves(compared.runs, VARIANTS).axes[0]
+    assert {t.get_text(): t.get_color() for t in axes.texts if t.get_gid() == "name"} == {
+        line.get_label(): line.get_color() for line in axes.lines
+    }
+    assert not axes.figure.legends
+    # Two axes leave no room; many or long names neither.
+    assert figures.lifespan_figure(compared.runs, VARIANTS).legends
+    assert drawing.names_fit(["ppo"] * 4)
+    assert not drawing.names_fit(["ppo"] * 5)
+    assert not drawing.names_fit(["sv-dynamic[delta_v=0.1]"])
+
+
+def test_names_are_moved_apart_and_no_further():
+    assert drawing.spread([5.0, 1.0], 1.0) == [5.0, 1.0]
+    assert drawing.spread([0.5, 0.5, 0.5], 0.1) == pytest.approx([0.4, 0.5, 0.6])
+    assert drawing.spread([0.5, 0.45, 2.0], 0.1) == pytest.approx([0.525, 0.425, 2.0])
+
+
+def test_one_seed_has_no_band(tmp_path):
+    write_run(tmp_path / "a", "brax/ant", seeds=1, columns=lively(0))
+    axes = figures.learning_curves(load_all([tmp_path]), VARIANTS).axes[0]
+    assert len(axes.lines) == 3
+    assert len(axes.collections) == 0

@@ -76,7 +76,7 @@ def test_sentences_say_what_happened_and_why(study):
             assert (FOLLOWS in said[k + 1]) == accepted
             assert (HELD in said[k + 1]) != accepted
             if accepted:
-                assert f"KL {step[k]:.2g};" in said[k + 1]
+                assert f"KL {step[k]:.2g}{',' if algo == 'ppo' else ':'} " in said[k + 1]
 
 
 def test_drift_is_the_divergence_of_the_next_round(study):

@@ -273,6 +273,11 @@ def test_verdicts_follow_the_numbers(tmp_path):
     said = verdicts.bottom_left(study)
     assert "SV-PPO, static loses least, 0.2500" in said
     assert said.endswith("(2 seeds: too few to call this a difference).")
+    many = made_up_study(tmp_path, seeds=summary.FEWEST, rounds=3)
+    many.exact["gap_bottom_left"][:] = 0.3
+    assert "[0, 0]: no clear difference" in verdicts.bottom_left(many)
+    many.exact["gap_bottom_left"][[many.index("ppo", s) for s in range(summary.FEWEST)]] = 0.4
+    assert "0.1 [0.1, 0.1]: a clear difference" in verdicts.bottom_left(made_again(many))
     study.exact["vacuous"][:] = True
     study.exact["theorem1_vacuous"][:] = True
     study.exact["theorem1_vacuous"][0, :2] = False

@@ -131,7 +131,7 @@ class Chart {
       svg("text", { x: MARGIN.left - 5, y: y + 4, "text-anchor": "end" }, this.root, short(value));
     }
     const per = this.environment.steps_per_round;
-    for (const steps of ticks(0, this.environment.rounds * per, width < 300 ? 3 : 4, false)) {
+    for (const steps of ticks(0, this.environment.rounds * per, 4, false)) {
       svg("text", { x: this.x(steps / per - 1), y: bottom + 14, "text-anchor": "middle", class: "x-tick" }, this.root, short(steps));
     }
     svg("text", { x: (MARGIN.left + right) / 2, y: height - 2, "text-anchor": "middle" }, this.root, "environment steps");

@@ -180,7 +180,7 @@ def _finish(axes: Axes, study: Study, lines: list[Line2D], title: str, unit: str
 
 SHEETS: dict[str, tuple[Panel, ...]] = {
     "learning-curves": (value, gate, error, shift),
-    "bottom-left-room": (gap, route, pairs),
+    "bottom-left-room": (gap, pairs, route),
     "certificates": (slack, critic_errors, policy_steps),
 }
 

@@ -103,7 +103,7 @@ def sentences(study: Study, algo: str, run: exact.Trajectory, visited: FloatArra
         held, stable = held + 1, stable + 1 if change[k] <= study.config.criterion.delta_v else 0
         if accepted:
             why = _why(study, algo, held, stable)
-            said.append(f"Round {k}: the target follows, KL {step[k]:.2g}; {why}.")
+            said.append(f"Round {k}: the target follows, KL {step[k]:.2g}{why}.")
             held = stable = 0
         else:
             why = _why_not(study, algo, stable, float(change[k]))
@@ -116,12 +116,12 @@ def sentences(study: Study, algo: str, run: exact.Trajectory, visited: FloatArra
 
 def _why(study: Study, algo: str, held: int, stable: int) -> str:
     if algo == "ppo":
-        return "PPO's follows in every round"
+        return ", as in every round of PPO"
     if algo == "sv-static":
-        return f"this gate opens every {study.config.run.static_k} rounds"
+        return f": this gate opens every {study.config.run.static_k} rounds"
     if held >= study.config.criterion.k_max:
-        return f"it was held for {held} rounds, the most allowed"
-    return f"values were stable for {stable} round{'s' if stable > 1 else ''}"
+        return f": it was held for {held} rounds, the most allowed"
+    return f": values were stable for {stable} round{'s' if stable > 1 else ''}"
 
 
 def _why_not(study: Study, algo: str, stable: int, change: float) -> str:

@@ -40,7 +40,16 @@ def bottom_left(study: Study) -> str:
     lowest, *others = sorted(gaps, key=lambda a: gaps[a])
     rest = ", ".join(f"{NAMES[a]} {gaps[a]:.4f}" for a in others)
     best = f"{NAMES[lowest]} loses least, {gaps[lowest]:.4f} of value on average"
-    return f"In the bottom-left room, {best}; {rest}{few(study)}."
+    return f"In the bottom-left room, {best}; {rest}{_clear(study)}."
+
+
+def _clear(study: Study) -> str:
+    """Whether PPO and dynamic SV-PPO differ there by more than chance."""
+    pairs = summary.median_interval(summary.paired(study.rows, "gap_bottom_left", "ppo", "sv-dynamic"))
+    if np.isnan(pairs.low):
+        return few(study)
+    words = "a clear difference" if pairs.low > 0 or pairs.high < 0 else "no clear difference"
+    return f" (PPO minus SV-PPO, dynamic, by seed: {pairs}: {words})"
 
 
 def gate(study: Study) -> str:
