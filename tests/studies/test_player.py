@@ -228,6 +228,22 @@ def test_space_plays_and_pauses(window):
     window.run("play(false)")
 
 
+def drag_by_touch(browser):
+    browser.devtools("Emulation.setTouchEmulationEnabled", enabled=True)
+    slider = "document.getElementById('round')"
+    browser.run(f"{slider}.scrollIntoView({{block: 'center'}}); go(0)")
+    left, y, width = browser.run(
+        f"const b = {slider}.getBoundingClientRect(); return [b.left, b.top + b.height / 2, b.width]"
+    )
+    touch = lambda kind, *at: browser.devtools("Input.dispatchTouchEvent", type=kind, touchPoints=[*at])  # noqa: E731
+    touch("touchStart", {"x": left + 9, "y": y})
+    for share in (0.25, 0.5):
+        touch("touchMove", {"x": left + share * width, "y": y})
+    touch("touchEnd")
+    assert browser.run("return +slider.value") == ROUNDS / 2
+    assert frame(browser)[0]["said"].startswith(f"Round {ROUNDS // 2 - 1}: ")
+
+
 @browsing
 @pytest.mark.parametrize("size", [(390, 844, False), (1280, 900, True)], ids=["phone", "dark"])
 def test_it_fits_is_quiet_and_asks_for_nothing(page, size):

@@ -129,7 +129,7 @@ function neighbour(way) {
 
 function rows(run, i) {
   const few = (x) => (x !== 0 && Math.abs(x) < 0.01 ? x.toExponential(1) : x.toFixed(3));
-  const chances = (ofTarget) => run.policy(i, chosen, ofTarget).map((p, a) => `${ARROWS[a]} ${p.toFixed(2)}`).join("  ");
+  const chances = (ofTarget) => run.policy(i, chosen, ofTarget).map((p, a) => `${ARROWS[a]}\u00a0${p.toFixed(2)}`).join("  ");
   return [["true value", few(run.number("true", i, chosen))], ["predicted value", few(run.number("predicted", i, chosen))],
     ["time there, target", few(run.number("target", i, chosen))], ["time there, behaviour", few(run.number("behaviour", i, chosen))],
     ["target", chances(true)], ["behaviour", chances(false)]];
