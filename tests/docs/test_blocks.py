@@ -1,0 +1,94 @@
+"""Every code block of the documentation is executed: a few pages always, the others among the slow tests."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from docs.blocks import ALL, EXECUTED, PAGES, Block, execute, small
+from nextpolicy.cli.main import COMMANDS, main
+from nextpolicy.config import FIELDS, presets
+
+__all__ = ["small"]
+pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse, pytest.mark.quick_compilation]
+
+QUICK = ("quick-start.md",)  # executed always; the others train on more environments and compile more programs
+MOST_MARKED = 14  # blocks that say why they are not executed
+
+
+def test_every_block_is_executed_or_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    code = [block for block in ALL if block.language in EXECUTED]
+    marked = [block for block in code if not block.executed]
+    pages = Counter(block.page.name for block in code if block.executed)
+    with capsys.disabled():
+        print(f"\nblocks of the documentation: {sum(pages.values())} executed {dict(pages)}, {len(marked)} not:")
+        print("\n".join(f"  {block}: {block.why_not}" for block in marked))
+    assert set(QUICK) <= set(pages)
+    assert sum(pages.values()) >= 2 * len(marked)
+    assert len(marked) <= MOST_MARKED
+    assert all(len(str(block.why_not).split()) > 1 for block in marked), "a reason, not a word"
+
+
+@pytest.mark.parametrize("block", [b for b in ALL if b.language not in EXECUTED], ids=str)
+def test_no_command_hides_in_a_block_of_another_language(block: Block) -> None:
+    assert block.language in ("", "toml", "bibtex"), "say python or bash, so that it is executed"
+    assert not re.search(r"^(nextpolicy|pip|python|make|import|from) ", block.text, flags=re.MULTILINE)
+    assert block.why_not is None, "only python and bash blocks are executed"
+
+
+def printed_help(*command: str) -> str:
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+        main([*command, "--help"])
+    return shown.getvalue()
+
+
+@pytest.mark.parametrize("block", [b for b in ALL if b.language in EXECUTED], ids=str)
+def test_it_parses_and_names_what_exists(block: Block) -> None:
+    """Also of blocks that are not executed, and before the slow tests are run."""
+    if block.language == "python":
+        compile(block.text, str(block), "exec")
+        return
+    for words in block.commands:
+        if words[0] != "nextpolicy":
+            assert block.why_not, f"{block}: {words[0]}"
+            continue
+        assert words[1] in COMMANDS
+        known = printed_help(*words[1 : 3 if words[1] in ("suite", "study") else 2])
+        options = [word.split("=")[0] for word in words if word.startswith("--")]
+        assert [option for option in options if f"{option} " not in known and f"{option}\n" not in known] == []
+        if words[1] == "train":
+            chosen = dict(zip(words[3::1], words[4::1], strict=False))
+            fields = {name: chosen[f"--{name.replace('_', '-')}"] for name in FIELDS if f"--{name.replace('_', '-')}" in chosen}
+            fields = {name: value for name, value in fields.items() if name not in ("env_options", "sweep")}
+            presets.build(words[2], preset=chosen.get("--preset"), **fields)
+
+
+def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    namespace: dict[str, object] = {"__name__": "page"}
+    for block in ALL:
+        if block.page != page:
+            continue
+        if block.language == "toml" and (name := re.match(r"# (\S+\.toml)$", block.text.splitlines()[0])):
+            Path(name[1]).write_text(block.text, encoding="utf-8")
+        if block.executed:
+            execute(block, namespace)
+
+
+WITH_BLOCKS = [page for page in PAGES if any(block.page == page and block.executed for block in ALL)]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, marks=() if p.name in QUICK else pytest.mark.slow) for p in WITH_BLOCKS],
+    ids=lambda p: p.name,
+)
+def test_the_blocks_of_a_page_run(page: Path, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_page(page, tmp_path, monkeypatch)

@@ -1,0 +1,115 @@
+"""Hooks of the documentation site (mkdocs.yml).
+
+Pages in docs/ are plain Markdown that GitHub shows as it is. What only the site needs is added here while it is built:
+generated pages, files of the repository that pages show or link to, formulas, and links from field names to the
+configuration reference.
+"""
+
+from __future__ import annotations
+
+import html
+import logging
+import posixpath
+import re
+import sys
+from pathlib import Path
+
+from latex2mathml.converter import convert as to_mathml
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+sys.path.insert(0, str(Path(__file__).parent))  # hooks are loaded by path, without their folder
+
+import api_reference
+import config_reference
+
+ROOT = Path(__file__).parents[2]
+SOURCE = "https://github.com/nextpolicy/nextpolicy"
+# Pages that are not in docs/: where their text comes from.
+REPOSITORY_PAGES = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
+_log = logging.getLogger("mkdocs.hooks.site")  # with `strict`, a warning is an error
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages, and the figures in results/ that pages show."""
+    try:
+        made = {"configuration.md": config_reference.page(), "api.md": api_reference.page()}
+    except api_reference.ApiError as error:
+        raise PluginError(str(error)) from error
+    made |= {name: (ROOT / source).read_text(encoding="utf-8") for name, source in REPOSITORY_PAGES.items()}
+    if files.get_file_from_path("results.md") is None:
+        made["results.md"] = Path(__file__).with_name("results.md").read_text(encoding="utf-8")
+    for name, text in made.items():
+        files.append(File.generated(config, name, content=text))
+    shown = {figure for file in files.documentation_pages() for figure in _figures(file.content_string)}
+    for figure in sorted(shown):
+        files.append(File.generated(config, figure, abs_src_path=str(ROOT / figure)))
+    return files
+
+
+def _figures(text: str) -> list[str]:
+    """Figures in results/ that a page shows and that exist; a missing one is a broken link of its page."""
+    return [f for f in re.findall(r"!\[[^]]*\]\(\.\./(results/[^)\s]+)\)", text) if (ROOT / f).is_file()]
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Resolve links out of docs/: figures are copied, pages of the site are linked, other files are on GitHub."""
+    home = "" if page.file.src_uri in REPOSITORY_PAGES else "docs"
+
+    def resolve(match: re.Match[str]) -> str:
+        address, anchor = match["address"], match["anchor"] or ""
+        if re.match(r"[a-z]+:|/", address):
+            return match[0]
+        path = posixpath.normpath(posixpath.join(home, address))
+        inside = _on_the_site(path, files)
+        if inside is not None:
+            return f"]({inside}{anchor})"
+        if not (ROOT / path).exists():
+            _log.warning("%s links to %s, which does not exist", page.file.src_uri, address)
+        kind = "tree" if (ROOT / path).is_dir() else "blob"
+        return f"]({SOURCE}/{kind}/main/{path}{anchor})"
+
+    return _outside_code(r"\]\((?P<address>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)", resolve, markdown)
+
+
+def _on_the_site(path: str, files: Files) -> str | None:
+    """The address of a file of the repository within the site, or None if it is not part of it."""
+    pages = {source: name for name, source in REPOSITORY_PAGES.items()}
+    inside = pages.get(path) or path.removeprefix("docs/")
+    return inside if files.get_file_from_path(inside) is not None else None
+
+
+def _outside_code(pattern: str, replace: object, markdown: str) -> str:
+    """`re.sub` on the lines of a page that are not in a fenced block."""
+    parts = re.split(r"(^```.*?^```$)", markdown, flags=re.MULTILINE | re.DOTALL)
+    return "".join(p if i % 2 else re.sub(pattern, replace, p) for i, p in enumerate(parts))  # type: ignore[call-overload]
+
+
+def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Formulas as MathML, pictures inline so that they follow the colours of the page, field names as links."""
+    content = re.sub(r'<(span|div) class="arithmatex">\\[\[(](.*?)\\[\])]</\1>', _formula, content, flags=re.DOTALL)
+    content = re.sub(r'<img alt="([^"]*)" src="(?:\.\./)*(assets/[^"]+\.svg)"\s*/?>', _picture, content)
+    return content if page.file.src_uri in ("configuration.md", "api.md") else _with_field_links(content)
+
+
+def _formula(match: re.Match[str]) -> str:
+    kind = "block" if match[1] == "div" else "inline"
+    return str(to_mathml(html.unescape(match[2]).strip(), display=kind))
+
+
+def _picture(match: re.Match[str]) -> str:
+    drawing = (ROOT / "docs" / match[2]).read_text(encoding="utf-8")
+    return drawing[drawing.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{match[1]}"', 1)
+
+
+def _with_field_links(content: str) -> str:
+    """Link `<code>field</code>` to the configuration reference, except in headings, links and code blocks."""
+    names = "|".join(config_reference.names())
+    parts = re.split(r"(<(h\d|a|pre)\b.*?</\2>)", content, flags=re.DOTALL)
+    link = r'<a class="field" href="configuration.html#\1"><code>\1</code></a>'
+    return "".join(
+        re.sub(rf"<code>({names})</code>", link, part) if i % 3 == 0 else part if i % 3 == 1 else ""
+        for i, part in enumerate(parts)
+    )
