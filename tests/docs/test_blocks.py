@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from docs.blocks import ALL, EXECUTED, PAGES, Block, execute, small
+from nextpolicy.cli import train
 from nextpolicy.cli.main import COMMANDS, main
 from nextpolicy.config import FIELDS, presets
 
@@ -63,10 +64,8 @@ def test_it_parses_and_names_what_exists(block: Block) -> None:
         options = [word.split("=")[0] for word in words if word.startswith("--")]
         assert [option for option in options if f"{option} " not in known and f"{option}\n" not in known] == []
         if words[1] == "train":
-            chosen = dict(zip(words[3::1], words[4::1], strict=False))
-            fields = {name: chosen[f"--{name.replace('_', '-')}"] for name in FIELDS if f"--{name.replace('_', '-')}" in chosen}
-            fields = {name: value for name, value in fields.items() if name not in ("env_options", "sweep")}
-            presets.build(words[2], preset=chosen.get("--preset"), **fields)
+            chosen = vars(train.parser().parse(words[2:]))
+            presets.build(preset=chosen["preset"], **{name: chosen[name] for name in FIELDS if name in chosen})
 
 
 def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

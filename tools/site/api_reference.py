@@ -96,13 +96,13 @@ def _fields(thing: type) -> list[tuple[str, str]]:
 
 def _signature(name: str, thing: Callable[..., Any]) -> str:
     """`name(a, b=1)`, without annotations, on several lines if it is long."""
-    shown = []
+    shown: list[str] = []
     for p in inspect.signature(thing).parameters.values():
         if p.name in ("self", "cls"):
             continue
         if p.kind is p.KEYWORD_ONLY and "*" not in shown and not any(s.startswith("*") for s in shown):
             shown.append("*")
-        prefix = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
+        prefix = "**" if p.kind is p.VAR_KEYWORD else "*" if p.kind is p.VAR_POSITIONAL else ""
         shown.append(f"{prefix}{p.name}" + ("" if p.default is p.empty else f"={p.default!r}"))
     line = f"{name}({', '.join(shown)})"
     return line if len(line) < 90 else f"{name}(\n    " + ",\n    ".join(shown) + ",\n)"

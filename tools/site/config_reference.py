@@ -69,7 +69,7 @@ def _field(info: FieldInfo, default: Any) -> Iterator[str]:
     yield f"Takes {_accepted(info)}. Default: `{_shown(default)}`.{swept}"
     values = {preset: _in_preset(info.name, preset, default) for preset in _ORDER}
     if set(values.values()) == {f"`{_shown(default)}`"}:
-        yield from ("", "The same in every preset.")
+        yield from ("", "No preset changes it.")
         return
     yield from ("", f"| {' | '.join(values)} |", f"|{'---|' * len(values)}", f"| {' | '.join(values.values())} |")
 
@@ -80,8 +80,8 @@ def _accepted(info: FieldInfo) -> str:
         return _escaped(describe(info))
     if info.interval:
         return f"{describe(info)} {info.interval}"
-    top = "" if info.high == math.inf else f" and at most {_shown(info.high)}"
-    return f"{describe(info)} of at least {_shown(info.low)}{top}"
+    top = "" if info.high == math.inf else f" and at most {info.high:,.12g}"
+    return f"{describe(info)} of at least {info.low:,.12g}{top}"
 
 
 def _in_preset(field: str, preset: str, default: Any) -> str:

@@ -71,7 +71,17 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         kind = "tree" if (ROOT / path).is_dir() else "blob"
         return f"]({SOURCE}/{kind}/main/{path}{anchor})"
 
+    # Python-Markdown takes a bar in code literally, where GitHub wants it escaped.
+    markdown = _outside_code(r"(?<=`)[^`\n]*\\\|[^`\n]*(?=`)", lambda m: m[0].replace("\\|", "|"), markdown)
+    markdown = _outside_code(r"\[([\w-]+\.md)\]\((\1)", lambda m: f"[{_title(files, m[1])}]({m[1]}", markdown)
     return _outside_code(r"\]\((?P<address>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)", resolve, markdown)
+
+
+def _title(files: Files, name: str) -> str:
+    """The heading of a page, for links whose text is a file name; the name itself if there is no such page."""
+    file = files.get_file_from_path(name)
+    heading = re.search(r"^# (.+)$", file.content_string, flags=re.MULTILINE) if file is not None else None
+    return heading[1] if heading else name
 
 
 def _on_the_site(path: str, files: Files) -> str | None:
@@ -91,12 +101,18 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
     """Formulas as MathML, pictures inline so that they follow the colours of the page, field names as links."""
     content = re.sub(r'<(span|div) class="arithmatex">\\[\[(](.*?)\\[\])]</\1>', _formula, content, flags=re.DOTALL)
     content = re.sub(r'<img alt="([^"]*)" src="(?:\.\./)*(assets/[^"]+\.svg)"\s*/?>', _picture, content)
-    return content if page.file.src_uri in ("configuration.md", "api.md") else _with_field_links(content)
+    if page.file.src_uri in ("configuration.md", "api.md"):
+        return _with_whole_words(content)
+    # The first column of these tables has the names of other libraries.
+    theirs = r"|<tr>\s*<td>.*?</td>" if page.file.src_uri == "migration.md" else ""
+    return _with_whole_words(_with_field_links(content, rf"<h\d\b.*?</h\d>|<a\b.*?</a>|<pre\b.*?</pre>{theirs}"))
 
 
 def _formula(match: re.Match[str]) -> str:
     kind = "block" if match[1] == "div" else "inline"
-    return str(to_mathml(html.unescape(match[2]).strip(), display=kind))
+    formula = str(to_mathml(html.unescape(match[2]).strip(), display=kind))
+    # As a superscript, a prime would be too small to see.
+    return re.sub(r"<msup>(<mi>[^<]*</mi>)<mi>&#x02032;</mi></msup>", r"<mrow>\1<mo>&#x02032;</mo></mrow>", formula)
 
 
 def _picture(match: re.Match[str]) -> str:
@@ -104,12 +120,16 @@ def _picture(match: re.Match[str]) -> str:
     return drawing[drawing.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{match[1]}"', 1)
 
 
-def _with_field_links(content: str) -> str:
-    """Link `<code>field</code>` to the configuration reference, except in headings, links and code blocks."""
+def _with_field_links(content: str, untouched: str) -> str:
+    """Link `<code>field</code>` to the configuration reference, except in what the pattern `untouched` matches."""
     names = "|".join(config_reference.names())
-    parts = re.split(r"(<(h\d|a|pre)\b.*?</\2>)", content, flags=re.DOTALL)
     link = r'<a class="field" href="configuration.html#\1"><code>\1</code></a>'
-    return "".join(
-        re.sub(rf"<code>({names})</code>", link, part) if i % 3 == 0 else part if i % 3 == 1 else ""
-        for i, part in enumerate(parts)
-    )
+    parts = re.split(f"({untouched})", content, flags=re.DOTALL)
+    return "".join(p if i % 2 else re.sub(rf"<code>({names})</code>", link, p) for i, p in enumerate(parts))
+
+
+def _with_whole_words(content: str) -> str:
+    """Options and short names in running text, such as `--dry-run`, are not broken at their hyphens."""
+    parts = re.split(r"(<pre\b.*?</pre>)", content, flags=re.DOTALL)
+    whole = lambda code: re.sub(r"(?<![\w-])[\w-]*-[\w-]{1,24}", r'<span class="whole">\g<0></span>', code[0])  # noqa: E731
+    return "".join(p if i % 2 else re.sub(r"(?<=<code>)[^<]*", whole, p) for i, p in enumerate(parts))
