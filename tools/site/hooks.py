@@ -129,7 +129,11 @@ def _with_field_links(content: str, untouched: str) -> str:
 
 
 def _with_whole_words(content: str) -> str:
-    """Options and short names in running text, such as `--dry-run`, are not broken at their hyphens."""
+    """Code in running text is broken after `_` and `.` of long names, and not at the hyphens of options."""
+
+    def broken(code: re.Match[str]) -> str:
+        whole = re.sub(r"(?<![\w-])[\w-]*-[\w-]{1,24}", r'<span class="whole">\g<0></span>', code[0])
+        return re.sub(r"\b[\w.]{18,}", lambda name: re.sub(r"([_.])(?=\w)", r"\1<wbr>", name[0]), whole)
+
     parts = re.split(r"(<pre\b.*?</pre>)", content, flags=re.DOTALL)
-    whole = lambda code: re.sub(r"(?<![\w-])[\w-]*-[\w-]{1,24}", r'<span class="whole">\g<0></span>', code[0])  # noqa: E731
-    return "".join(p if i % 2 else re.sub(r"(?<=<code>)[^<]*", whole, p) for i, p in enumerate(parts))
+    return "".join(p if i % 2 else re.sub(r"(?<=<code>)[^<]*", broken, p) for i, p in enumerate(parts))
