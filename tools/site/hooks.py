@@ -73,7 +73,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     # Python-Markdown takes a bar in code literally, where GitHub wants it escaped.
     markdown = _outside_code(r"(?<=`)[^`\n]*\\\|[^`\n]*(?=`)", lambda m: m[0].replace("\\|", "|"), markdown)
-    markdown = _outside_code(r"\[([\w-]+\.md)\]\((\1)", lambda m: f"[{_title(files, m[1])}]({m[1]}", markdown)
+    named = r"\[((?:docs/)?([\w-]+\.md))\](?=\(\1)"
+    markdown = _outside_code(named, lambda m: f"[{_title(files, m[2])}]", markdown)
     return _outside_code(r"\]\((?P<address>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)", resolve, markdown)
 
 
