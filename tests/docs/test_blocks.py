@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections import Counter
 from importlib import import_module
 from pathlib import Path
@@ -86,4 +87,10 @@ WITH_BLOCKS = [page for page in PAGES if any(block.page == page and block.execut
     ids=lambda p: p.name,
 )
 def test_the_blocks_of_a_page_run(page: Path, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_page(page, tmp_path, monkeypatch)
+    loaded = set(sys.modules)
+    try:
+        run_page(page, tmp_path, monkeypatch)
+    finally:
+        for name in set(sys.modules) - loaded:  # modules in the folder, such as the loader of an exported policy
+            if Path(getattr(sys.modules[name], "__file__", None) or sys.prefix).resolve().is_relative_to(tmp_path):
+                del sys.modules[name]
