@@ -20,7 +20,7 @@ test-slow: .venv/installed-dev
 	$(BIN)/python -m pytest -m slow
 
 # Without the variable, the theme advertises its successor at every build.
-docs: .venv/installed-dev
+docs: .venv/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "site: build/site/index.html"
 
@@ -52,6 +52,11 @@ dist: .venv/installed-dev
 # The development install holds everything the plain one does.
 .venv/installed-run: .venv/bin/python pyproject.toml constraints.txt
 	@test -e .venv/installed-dev || { echo "installing nextpolicy into .venv (a minute or two) ..."; $(INSTALL) --editable .; }
+	@touch $@
+
+.venv/installed-docs: .venv/bin/python pyproject.toml constraints.txt
+	@echo "installing nextpolicy and what builds its documentation into .venv (a minute or two) ..."
+	$(INSTALL) --editable ".[docs]"
 	@touch $@
 
 .venv/installed-dev: .venv/bin/python pyproject.toml constraints.txt
