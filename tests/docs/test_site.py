@@ -8,6 +8,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -109,6 +110,19 @@ def test_formulas_pictures_and_links_are_those_of_the_site(site: Path) -> None:
     assert "blob/main/src/nextpolicy/loop/round.py" in pages["architecture.html"]
     assert 'href="configuration.html#delta_v"' in pages["choosing.html"]
     assert "\\|" not in re.sub(r"<pre.*?</pre>", "", pages["criteria.html"], flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("picture", sorted((ROOT / "docs" / "assets").glob("*.svg")), ids=lambda p: p.stem)
+def test_pictures_are_whole_drawings_in_both_colours(picture: Path) -> None:
+    """GitHub shows the file itself, by the colours of the system."""
+    text = picture.read_text(encoding="utf-8")
+    root = ElementTree.fromstring(text)
+    assert root.attrib["class"] == "np"
+    assert "prefers-color-scheme:dark" in text
+    assert set(re.findall(r"var\((--\w+)\)", text)) <= set(re.findall(r"(--\w+):", text))
+    assert not re.search(r"href|url\(|#[0-9a-f]{6}", text[text.index("</style>") :]), "colours are variables"
+    width = float(root.attrib["viewBox"].split()[2])
+    assert all(0 <= float(e.attrib["x"]) <= width for e in root.iter() if "x" in e.attrib)
 
 
 def test_a_page_about_results_takes_the_place_of_the_short_one(site: Path) -> None:
