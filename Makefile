@@ -1,11 +1,13 @@
 # Two commands do everything on a machine that has only Python and make:
 #   make run    creates .venv, installs, runs the main job
 #   make test   creates .venv, installs the development extras, lint, types, tests
+# make docs builds the documentation site.
 PYTHON ?= python3
 BIN := .venv/bin
+CODE := src tests benchmarks tools
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test test-slow lint types format dist clean
+.PHONY: run test test-slow docs lint types format dist clean
 
 run: .venv/installed-run
 	$(BIN)/nextpolicy study four-rooms --seeds 2
@@ -17,16 +19,21 @@ test: lint types
 test-slow: .venv/installed-dev
 	$(BIN)/python -m pytest -m slow
 
+# Without the variable, the theme advertises its successor at every build.
+docs: .venv/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "site: build/site/index.html"
+
 lint: .venv/installed-dev
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
 
 types: .venv/installed-dev
 	$(BIN)/mypy
 
 format: .venv/installed-dev
-	$(BIN)/ruff check --fix src tests benchmarks
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
 
 # Wheel and sdist, then a training run from the wheel in an environment that has nothing else.
 dist: .venv/installed-dev
@@ -45,6 +52,11 @@ dist: .venv/installed-dev
 # The development install holds everything the plain one does.
 .venv/installed-run: .venv/bin/python pyproject.toml constraints.txt
 	@test -e .venv/installed-dev || { echo "installing nextpolicy into .venv (a minute or two) ..."; $(INSTALL) --editable .; }
+	@touch $@
+
+.venv/installed-docs: .venv/bin/python pyproject.toml constraints.txt
+	@echo "installing nextpolicy and what builds its documentation into .venv (a minute or two) ..."
+	$(INSTALL) --editable ".[docs]"
 	@touch $@
 
 .venv/installed-dev: .venv/bin/python pyproject.toml constraints.txt

@@ -47,10 +47,12 @@ class Run:
 
     @property
     def path(self) -> Path:
+        """The run folder."""
         return self._folder.path
 
     @cached_property
     def config(self) -> TrainConfig:
+        """All settings; `run.config.flat()` has them by name."""
         return self._folder.config()
 
     @cached_property
@@ -59,10 +61,12 @@ class Run:
 
     @property
     def members(self) -> list[Member]:
+        """Algorithm, seed and swept values of each member, in the order of their indices."""
         return self.config.members()
 
     @property
     def status(self) -> dict[str, Any]:
+        """`state` (running, finished, stopped or failed), `rounds_done` and, after a failure, the reason."""
         return self._folder.status()
 
     @cached_property

@@ -1,0 +1,111 @@
+"""The page of the configuration reference, from the settings dataclasses and the presets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from nextpolicy.config import FIELDS, describe
+from nextpolicy.config.presets import PRESETS, READINGS
+from nextpolicy.config.schema import TrainConfig
+from nextpolicy.settings import FieldInfo
+
+_SECTIONS = {
+    "environment": "Environment and data",
+    "net": "Networks",
+    "algorithm": "PPO and SV-PPO",
+    "criterion": "Criterion",
+    "run": "Run",
+}
+_USED_FOR = {
+    "default": "all other environments",
+    "four-rooms": "`four-rooms`",
+    "minatar": "`gymnax/...-MinAtar`",
+    "brax": "`brax/...`",
+    "atari": "`atari/...`",
+}
+_ORDER = ("default", "four-rooms", "minatar", "brax", "atari")
+
+
+def names() -> list[str]:
+    """All fields."""
+    return list(FIELDS)
+
+
+def page() -> str:
+    """The Markdown of the page."""
+    return "\n".join(_lines())
+
+
+def _lines() -> Iterator[str]:
+    yield from (
+        "# Configuration reference",
+        "",
+        "This page is generated from the code. The same names work in Python (`train(num_envs=64)`), on the command",
+        "line (`--num-envs 64`), in suite files and in `config.json`. `nextpolicy train ENV --dry-run` prints the",
+        "effective value of every field.",
+        "",
+        "Fields start from a preset, which depends on the environment; `--preset NAME` selects another:",
+        "",
+        "| preset | used for |",
+        "|---|---|",
+        *(f"| `{name}` | {_USED_FOR[name]} |" for name in _ORDER),
+        "",
+        "On the environments of the paper there are two readings of its settings, `--preset corrected` (the default)",
+        "and `--preset paper`. Where they differ, this page shows both.",
+    )
+    config = TrainConfig()
+    for section, title in _SECTIONS.items():
+        yield from ("", f"## {title}")
+        for info in FIELDS.values():
+            if info.section == section:
+                yield from _field(info, config.value(info.name))
+
+
+def _field(info: FieldInfo, default: Any) -> Iterator[str]:
+    swept = " Can be swept." if info.traced else ""
+    yield from ("", f"### `{info.name}` {{#{info.name}}}", "", _escaped(info.help), "")
+    yield f"Takes {_accepted(info)}. Default: `{_shown(default)}`.{swept}"
+    values = {preset: _in_preset(info.name, preset, default) for preset in _ORDER}
+    if set(values.values()) == {f"`{_shown(default)}`"}:
+        yield from ("", "No preset changes it.")
+        return
+    yield from ("", f"| {' | '.join(values)} |", f"|{'---|' * len(values)}", f"| {' | '.join(values.values())} |")
+
+
+def _accepted(info: FieldInfo) -> str:
+    """The type of a field and its bounds."""
+    if info.low is None:
+        return _escaped(describe(info))
+    if info.interval:
+        return f"{describe(info)} {info.interval}"
+    top = "" if info.high == math.inf else f" and at most {info.high:,.12g}"
+    return f"{describe(info)} of at least {info.low:,.12g}{top}"
+
+
+def _in_preset(field: str, preset: str, default: Any) -> str:
+    """The value in a preset; two if the readings of the paper differ."""
+    plain = PRESETS[preset].get(field, default)
+    corrected, paper = (READINGS[reading].get(preset, {}).get(field, plain) for reading in ("corrected", "paper"))
+    same = corrected == paper
+    return f"`{_shown(corrected)}`" if same else f"`{_shown(corrected)}` (corrected), `{_shown(paper)}` (paper)"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, (int, float)):
+        return f"{value:.12g}" if isinstance(value, float) else str(value)
+    if isinstance(value, dict) or value == "":
+        return "none"
+    return str(value)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("[-x, x]", "\\[-x, x\\]")
+
+
+assert set(_ORDER) == set(PRESETS), "a new preset needs a column"
