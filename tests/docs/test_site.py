@@ -125,11 +125,6 @@ def test_pictures_are_whole_drawings_in_both_colours(picture: Path) -> None:
     assert all(0 <= float(e.attrib["x"]) <= width for e in root.iter() if "x" in e.attrib)
 
 
-def test_a_page_about_results_takes_the_place_of_the_short_one(site: Path) -> None:
-    own = (ROOT / "docs" / "results.md").is_file()
-    assert ("What has been measured so far" in texts(site)["results.html"]) != own
-
-
 @pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 def test_search_works_from_disk_and_asks_for_nothing(site: Path) -> None:
     browser = Browser(1280, 900)
