@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from nextpolicy.config import whole
 from nextpolicy.core import check
 from nextpolicy.criteria.stable_values import GateParams
+from nextpolicy.report.drawing import name_ends
 from nextpolicy.report.palette import COLOURS
 from nextpolicy.tabular import solve
 from nextpolicy.tabular.evaluation import Evaluate, exact_evaluation
@@ -141,25 +142,26 @@ def figure(mdp: TabularMDP, histories: dict[str, list[History]]) -> Figure:
     """The target's value per round, and the updates that decreased it (gid `falls`, one mark each)."""
     out = Figure(figsize=(10.5, 4.2), layout="constrained")
     value, loss = out.subplots(1, 2)
+    named = []
     for place, ((name, runs), (colour, style, width)) in enumerate(zip(histories.items(), _STYLES)):
         values = np.stack([h.target_value for h in runs])
         k = np.arange(values.shape[1])
         value.fill_between(k, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
-        value.plot(k, np.median(values, axis=0), color=colour, linestyle=style, linewidth=width, label=name)
+        named += value.plot(k, np.median(values, axis=0), color=colour, linestyle=style, linewidth=width, label=name)
         if name == "SV-API":
             behaviour = np.median([h.behaviour_value for h in runs], axis=0)
-            value.plot(k, behaviour, color=colour, linewidth=0.7, label="SV-API, behaviour")
+            named += value.plot(k, behaviour, color=colour, linewidth=0.7, label="SV-API, behaviour")
         rounds = np.concatenate([falls(h) for h in runs])
         sizes = np.concatenate([-np.diff(h.target_value)[falls(h)] for h in runs])
         marker = "xsov^"[place]
         loss.plot(rounds, sizes, linestyle="none", marker=marker, markersize=4, color=colour, label=name, alpha=0.7,
                   markerfacecolor="none", gid="falls")  # fmt: skip
     best = float(solve.optimal(mdp).V @ mdp.start)
-    value.axhline(best, color="#999999", linewidth=0.8)
-    value.text(0, best, "V*", va="bottom", fontsize=8)
+    named.append(value.axhline(best, color="#999999", linewidth=0.8, label="V*"))
     value.set(xlabel="round k", ylabel="V(s0) of the target (discounted return)")
-    value.set_title("(a) Value of the target: median, band from minimum to maximum", fontsize=10)
-    value.legend(fontsize=8, loc="lower right")
+    value.set_title("(a) Value of the target: median and range", fontsize=10)
+    value.set_xlim(0, k[-1])
+    name_ends(value, named, 7.0)
     loss.set(xlabel="round k", ylabel="value lost by the update (return)", yscale="log", xlim=value.get_xlim())
     loss.set_title("(b) Updates that made the target worse, all repeats", fontsize=10)
     out.legend(*loss.get_legend_handles_labels(), loc="outside lower right", ncols=5, fontsize=8)
