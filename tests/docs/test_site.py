@@ -73,7 +73,7 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
 
 def test_every_page_is_there(site: Path) -> None:
     written = {path.stem for path in (ROOT / "docs").glob("*.md")}
-    made = {"configuration", "api", "results", "changelog", "contributing", "404"}
+    made = {"configuration", "api", "changelog", "contributing", "404"}
     assert {path.stem for path in site.glob("*.html")} == written | made
 
 
@@ -123,11 +123,6 @@ def test_pictures_are_whole_drawings_in_both_colours(picture: Path) -> None:
     assert not re.search(r"href|url\(|#[0-9a-f]{6}", text[text.index("</style>") :]), "colours are variables"
     width = float(root.attrib["viewBox"].split()[2])
     assert all(0 <= float(e.attrib["x"]) <= width for e in root.iter() if "x" in e.attrib)
-
-
-def test_a_page_about_results_takes_the_place_of_the_short_one(site: Path) -> None:
-    own = (ROOT / "docs" / "results.md").is_file()
-    assert ("What has been measured so far" in texts(site)["results.html"]) != own
 
 
 @pytest.mark.skipif(MISSING is not None, reason=str(MISSING))

@@ -39,8 +39,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     except api_reference.ApiError as error:
         raise PluginError(str(error)) from error
     made |= {name: (ROOT / source).read_text(encoding="utf-8") for name, source in REPOSITORY_PAGES.items()}
-    if files.get_file_from_path("results.md") is None:
-        made["results.md"] = Path(__file__).with_name("results.md").read_text(encoding="utf-8")
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
     shown = {figure for file in files.documentation_pages() for figure in _figures(file.content_string)}
