@@ -339,6 +339,8 @@ def test_help_explains_every_field(capsys: pytest.CaptureFixture, monkeypatch: p
         assert name == "env" or f"--{name.replace('_', '-')} " in text
     assert "Takes one of auto, mlp, small-cnn, nature, impala. Default auto." in text
     assert "Default 64,64." in text
+    assert "Initial learning rate of Adam. Takes a number. Default 0.001." in text  # the preset's
+    assert "or several seeds. Takes a number of seeds or several seeds. Default 1." in text
     assert "Default false." in text
     groups = ("environment:", "networks:", "algorithm ppo:", "criterion stable-values:", "training:")
     places = [text.index(f" {group} --") for group in groups]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 
@@ -53,15 +53,18 @@ class Parser(argparse.ArgumentParser):
             made.start_section(group.title)
             made.add_arguments(a for a in group._group_actions if everything or a not in self._rare)
             made.end_section()
-        if everything:
-            made.add_text("Defaults are those without a preset; `--dry-run` prints the values for an environment.")
-        elif self._rare:
+        if self._rare:
+            made.add_text(
+                "Defaults are those of the preset `default`; `train ENV --dry-run` prints the values for ENV."
+            )
+        if self._rare and not everything:
             made.add_text(f"`{self.prog} --help-all` also lists {len(self._rare)} other fields of the configuration.")
         return made.format_help()
 
     def add_fields(self, skip: Collection[str], several: Collection[str] = ()) -> None:
         """Add an option for each field of the configuration; those in `several` accept multiple NAME=VALUE."""
         from nextpolicy.config import FIELDS, describe, owner
+        from nextpolicy.config.presets import DEFAULT
 
         self.add_argument("--help-all", action=_HelpAll, help="show all fields of the configuration and exit")
         groups: dict[str, argparse._ArgumentGroup] = {}
@@ -77,7 +80,9 @@ class Parser(argparse.ArgumentParser):
                 nargs="+" if name in several else None,
                 metavar="NAME=VALUE" if name in several else "VALUE",
                 default=argparse.SUPPRESS,
-                help=f"{info.help} Takes {describe(info)}.{_default(info.default)}".replace("%", "%%"),
+                help=f"{info.help} Takes {describe(info)}.{_default(name, {name: info.default} | DEFAULT)}".replace(
+                    "%", "%%"
+                ),
             )
             if name not in self._common:
                 self._rare.append(action)
@@ -107,8 +112,11 @@ class _HelpAll(argparse.Action):
         raise SystemExit(0)
 
 
-def _default(value: object) -> str:
+def _default(name: str, values: Mapping[str, object]) -> str:
     """` Default 64.`; nothing for an empty value."""
+    value = values[name]
+    if name == "seeds":
+        value = 1  # the number of seeds, not the seed 0
     if isinstance(value, tuple):
         value = ",".join(map(str, value))
     if isinstance(value, bool):

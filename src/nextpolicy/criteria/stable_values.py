@@ -30,7 +30,7 @@ class GateParams(Settings):
 
     delta_v: float = setting(
         0.05,
-        "Values are stable if their mean change is at most this fraction of their mean absolute value.",
+        "Values are stable if diff is at most this fraction of the mean absolute value target.",
         traced=True,
         low=0,
     )
@@ -54,7 +54,9 @@ class GateParams(Settings):
     )
     decay_k_max: bool = setting(False, "Whether k_max also falls to 1.", traced=True)
     diff_kind: Literal["target", "network"] = setting(
-        "target", "How the change of values is measured: |y - v_k| (target) or |v_{k+1} - v_k| (network)."
+        "target",
+        "What diff is: mean |y - v_k|, the distance of values from their targets (target), or mean |v_{k+1} - v_k|, "
+        "their change in a round (network).",
     )
 
     def __post_init__(self) -> None:
