@@ -373,3 +373,54 @@ def test_gymnax_environments_may_be_nested_too() -> None:
     np.testing.assert_array_equal(step.reward, 1.0 + 10.0 * (goal == 0))
     with pytest.raises(ValueError, match=r"^Reach obs: expected a dict, .*, got a tuple of length 0"):
         build.make(Reach(()))
+
+
+class Acting(Reach):
+    """Takes the actions of any space and rewards their sum."""
+
+    def __init__(self, action: Any, seen: Any = None) -> None:
+        super().__init__()
+        self.action, self.seen = action, seen
+
+    def step_env(self, key: Any, state: State, action: Any, params: Any) -> Any:
+        return self._obs(state), state, jnp.sum(action).astype(jnp.float32), jnp.array(False), {}
+
+    def action_space(self, params: Any) -> Any:
+        return self.action
+
+    def observation_space(self, params: Any) -> Any:
+        return super().observation_space(params) if self.seen is None else self.seen
+
+
+def test_gymnax_actions_count_from_where_each_choice_starts() -> None:
+    """Training and a policy give the environment the same actions."""
+    pytest.importorskip("gymnax")
+    env = build.make(Acting(spaces.MultiDiscrete([3, 3], start=[1, 5])))
+    state, _ = env.reset(jax.random.key(0), 2)
+    actions = jnp.asarray([[0, 0], [2, 1]])
+    _, step = env.step(jax.random.key(1), state, actions)
+    np.testing.assert_array_equal(step.reward, np.asarray(env.spec.action.legal(actions)).sum(1))
+    np.testing.assert_array_equal(step.reward, [6.0, 9.0])
+
+
+ADVICE = "change the environment's action_space"
+
+
+@pytest.mark.parametrize(
+    ("action", "seen", "message"),
+    [
+        (FLAG, spaces.Dict({}), "^Acting: expected observations of 1 to 1000000 numbers, got 0$"),
+        (
+            FLAG,
+            spaces.MultiDiscrete([10**9, 2]),
+            "^Acting: expected observations of 1 to 1000000 numbers, got 1000000002$",
+        ),
+        (FLAG, spaces.Dict({"a": LETTERS}), "^Acting: expected parts of Box, .*, got Text in observations$"),
+        (spaces.Tuple([LETTERS]), None, f"^Acting: expected parts of Box, .*, got Text in actions; {ADVICE}$"),
+        (spaces.Tuple([FLAG, BOX]), None, f"^Acting: expected actions .*, got Tuple of both; {ADVICE}$"),
+    ],
+)
+def test_gymnax_refuses_what_a_network_cannot_read_or_choose(action: Any, seen: Any, message: str) -> None:
+    pytest.importorskip("gymnax")
+    with pytest.raises(ValueError, match=message):
+        build.make(Acting(action, seen))

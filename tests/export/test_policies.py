@@ -231,6 +231,11 @@ def test_silu_of_very_negative_numbers_is_zero() -> None:
         (VECTOR, np.zeros(3), r"^obs: expected shape \(4,\), or a batch, got float64 of shape \(3,\)$"),
         (VECTOR, 1.0, r"^obs: expected shape \(4,\), or a batch, got float64 of shape \(\)$"),
         (VECTOR, ["a"] * 4, r"^obs: expected shape \(4,\), or a batch, got <U1 of shape \(4,\)$"),
+        (
+            VECTOR,
+            (np.zeros(4), {}),
+            r"^obs: expected an array, got parts of unlike shapes; reset returns \(obs, info\)$",
+        ),
         (replace(VECTOR, first_state=3), 2.5, r"^obs: expected whole numbers, got float64 of shape \(\)$"),
         (replace(VECTOR, first_state=3), [3, 7], r"^obs: expected whole numbers from 3 to 6, got 7$"),
         (replace(VECTOR, first_state=3), 2, r"^obs: expected whole numbers from 3 to 6, got 2$"),

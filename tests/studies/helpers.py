@@ -40,4 +40,14 @@ def made_up_study(path: Path, seeds: int = 3, rounds: int = 12, noise: str = "fa
     random = lambda: rng.random((len(members), rounds)) + 0.01  # noqa: E731
     metrics = {"accepted": accepted, "diff": random(), "diff_scale": random() + 1.0}
     metrics |= {"kl_target": np.where(accepted, random(), 0.0), "kl_behaviour": random()}
+    metrics |= {"rounds_held": _since(accepted), "stable_rounds": _since(accepted) * (random() > 0.5)}
+    metrics |= {name: np.full(accepted.shape, config.value(name)) for name in ("k_min", "k_max")}
     return Study(path, config, mdp, run, metrics, exact.quantities(mdp, run))
+
+
+def _since(accepted: np.ndarray) -> np.ndarray:
+    """Rounds since the last update, this one included, [M, K]."""
+    found = np.ones(accepted.shape, int)
+    for k in range(1, accepted.shape[1]):
+        found[:, k] = np.where(accepted[:, k - 1], 1, found[:, k - 1] + 1)
+    return found

@@ -97,11 +97,20 @@ def test_reasons_of_the_gate(tmp_path):
     run.accepted[[32, 36]] = True
     study.metrics["diff_scale"][index] = 1.0
     study.metrics["diff"][index] = np.where(np.arange(40) < 33, 0.5, 0.05)
+    study.metrics["rounds_held"][index] = [*range(1, 34), 1, 2, 3, 4, 1, 2, 3]
+    study.metrics["stable_rounds"][index] = [*[0] * 33, 1, 2, 3, 4, 1, 2, 3]
     said = player.sentences(study, "sv-dynamic", run, truth(study, "sv-dynamic")["behaviour"])
-    assert "held, now for 1 round; values still change, by 0.5 of their size (limit 0.1)" in said[1]
+    assert "held, now for 1 round; values are still 0.5 of their size from their targets (limit 0.1)" in said[1]
     assert "it was held for 33 rounds, the most allowed" in said[33]
     assert "held, now for 2 rounds; values are stable for 2 of 4 rounds" in said[35]
     assert "values were stable for 4 rounds" in said[37]
+    # The bounds of a round count, which decay lowers, not those of the settings.
+    study.metrics["k_min"][index], study.metrics["k_max"][index] = 3, 20
+    run.accepted[[19, 35]] = True
+    said = player.sentences(study, "sv-dynamic", run, truth(study, "sv-dynamic")["behaviour"])
+    assert "it was held for 20 rounds, the most allowed" in said[20]
+    assert "values are stable for 2 of 3 rounds" in said[35]
+    assert "values were stable for 3 rounds" in said[36]
 
 
 @browsing

@@ -64,6 +64,7 @@ def _lines() -> Iterator[str]:
 
 
 def _field(info: FieldInfo, default: Any) -> Iterator[str]:
+    default = len(default) if info.name == "seeds" else default  # one seed, not the seed 0
     swept = " Can be swept." if info.traced else ""
     yield from ("", f"### `{info.name}` {{#{info.name}}}", "", _escaped(info.help), "")
     yield f"Takes {_accepted(info)}. Default: `{_shown(default)}`.{swept}"

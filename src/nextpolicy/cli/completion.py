@@ -105,7 +105,11 @@ complete -o default -F _nextpolicy nextpolicy
 
 
 def _zsh(commands: Table) -> str:
-    return f"autoload -Uz bashcompinit && bashcompinit\n{_bash(commands)}"
+    return f"{_ZSH}{_bash(commands)}"
 
 
+_ZSH = """\
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -u; }
+autoload -Uz bashcompinit && bashcompinit
+"""
 SHELLS = {"bash": _bash, "zsh": _zsh}

@@ -24,6 +24,7 @@ class Parser(argparse.ArgumentParser):
         self._example = example
         self._common = frozenset(common)
         self._rare: list[argparse.Action] = []  # shown by --help-all only
+        self._about_defaults = ""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
@@ -53,19 +54,26 @@ class Parser(argparse.ArgumentParser):
             made.start_section(group.title)
             made.add_arguments(a for a in group._group_actions if everything or a not in self._rare)
             made.end_section()
-        if self._rare:
-            made.add_text(
-                "Defaults are those of the preset `default`; `train ENV --dry-run` prints the values for ENV."
-            )
+        made.add_text(self._about_defaults)
         if self._rare and not everything:
             made.add_text(f"`{self.prog} --help-all` also lists {len(self._rare)} other fields of the configuration.")
         return made.format_help()
 
-    def add_fields(self, skip: Collection[str], several: Collection[str] = ()) -> None:
-        """Add an option for each field of the configuration; those in `several` accept multiple NAME=VALUE."""
-        from nextpolicy.config import FIELDS, describe, owner
-        from nextpolicy.config.presets import DEFAULT
+    def add_fields(
+        self,
+        defaults: Mapping[str, object],
+        about_defaults: str,
+        *,
+        skip: Collection[str],
+        several: Collection[str] = (),
+    ) -> None:
+        """Add an option for each field of the configuration; those in `several` accept multiple NAME=VALUE.
 
+        `defaults` by name, and `about_defaults`, which says whose they are, are for the help text.
+        """
+        from nextpolicy.config import FIELDS, describe, owner
+
+        self._about_defaults = about_defaults
         self.add_argument("--help-all", action=_HelpAll, help="show all fields of the configuration and exit")
         groups: dict[str, argparse._ArgumentGroup] = {}
         for name, info in FIELDS.items():
@@ -80,7 +88,7 @@ class Parser(argparse.ArgumentParser):
                 nargs="+" if name in several else None,
                 metavar="NAME=VALUE" if name in several else "VALUE",
                 default=argparse.SUPPRESS,
-                help=f"{info.help} Takes {describe(info)}.{_default(name, {name: info.default} | DEFAULT)}".replace(
+                help=f"{info.help} Takes {describe(info)}.{_default(name, defaults.get(name, info.default))}".replace(
                     "%", "%%"
                 ),
             )
@@ -112,11 +120,10 @@ class _HelpAll(argparse.Action):
         raise SystemExit(0)
 
 
-def _default(name: str, values: Mapping[str, object]) -> str:
+def _default(name: str, value: object) -> str:
     """` Default 64.`; nothing for an empty value."""
-    value = values[name]
-    if name == "seeds":
-        value = 1  # the number of seeds, not the seed 0
+    if name == "seeds" and isinstance(value, tuple):
+        value = len(value)  # the seeds are 0 to N-1
     if isinstance(value, tuple):
         value = ",".join(map(str, value))
     if isinstance(value, bool):

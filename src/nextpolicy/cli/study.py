@@ -61,7 +61,7 @@ def _four_rooms(arguments: Sequence[str]) -> None:
 
 
 def _four_rooms_parser() -> Parser:
-    from nextpolicy.studies.four_rooms.study import ROUNDS
+    from nextpolicy.studies.four_rooms.study import ROUNDS, configuration
     from nextpolicy.tabular.four_rooms_mdp import NOISES
 
     parser = Parser(
@@ -76,7 +76,7 @@ def _four_rooms_parser() -> Parser:
     parser.add_argument("--out", help="New folder for the study; default runs/study-four-rooms-<time>.")
     parser.add_argument("--resume", metavar="DIR", help="Continue a study that was stopped, or write its report again.")
     parser.add_argument("--quiet", action="store_true", help="Show no progress.")
-    parser.add_fields(skip=_FIXED)
+    parser.add_fields(configuration().flat(), "Defaults are those of the study.", skip=_FIXED)
     return parser
 
 

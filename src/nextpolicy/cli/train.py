@@ -20,7 +20,7 @@ COMMON = ("algo", "total_env_steps", "seeds", "sweep", "num_envs", "learning_rat
 def parser() -> Parser:
     """The parser of the command, with one option for each field of the configuration."""
     from nextpolicy.config import FIELDS
-    from nextpolicy.config.presets import PRESETS, READINGS
+    from nextpolicy.config.presets import DEFAULT, PRESETS, READINGS
 
     made = Parser(
         prog="nextpolicy train",
@@ -38,7 +38,8 @@ def parser() -> Parser:
     made.add_argument("--dry-run", action="store_true", help=text)
     add_callbacks(made)
     made.add_processes()
-    made.add_fields(skip=("env",), several=("env_options", "sweep"))
+    about = "Defaults are those of the preset `default`; `nextpolicy train ENV --dry-run` prints the values for ENV."
+    made.add_fields(DEFAULT, about, skip=("env",), several=("env_options", "sweep"))
     return made
 
 

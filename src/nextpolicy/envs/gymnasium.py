@@ -229,7 +229,7 @@ class GymnasiumPool:
     def _finals(self, final: PyTree, index: np.ndarray) -> np.ndarray:
         """The final observations of environments `index`."""
         if isinstance(final, (dict, tuple)):  # batched, as native vector environments may return them
-            return self._read(final)[index]
+            return self._read(jax.tree.map(lambda leaf: np.asarray(leaf)[index], final))
         if self.env.spec.obs_tree is None:
             return plain(np.stack([final[i] for i in index]))
         return np.stack([self._read(final[i]) for i in index])

@@ -10,9 +10,10 @@ import dataclasses
 import importlib.util
 import inspect
 import math
+import os
 from collections.abc import Callable
 from types import ModuleType
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +22,9 @@ import numpy.typing as npt
 
 from nextpolicy.envs import pictures
 from nextpolicy.envs.base import ActionSpace, Box, Discrete, EnvSpec, auto_reset, check_options, strip_weak_types
-from nextpolicy.envs.nested import flatten, unflatten
+from nextpolicy.envs.nested import MultiDiscrete, flatten, unflatten
 from nextpolicy.envs.registry import Backend
-from nextpolicy.envs.space_trees import is_nested, nested_actions, tree_of
+from nextpolicy.envs.space_trees import is_nested, nested_actions, observation_tree
 from nextpolicy.envs.straight_line import straight_line
 from nextpolicy.types import Array, PyTree, Step
 
@@ -105,9 +106,10 @@ class GymnaxEnv:
 
     def __init__(self, env: GymnaxStyle, params: PyTree, env_id: str, *, binary_obs: bool = False):
         self.env, self.params = env, params
+        self._canvas: Any = None  # Gymnasium's picture of the environment
         self._binary_obs, self._name = binary_obs, f"{env_id} obs"
         space = env.observation_space(params)
-        self._tree = tree_of(space, bits_are_choices=False) if is_nested(space) else None
+        self._tree = observation_tree(env_id, space) if is_nested(space) else None
         state, obs = jax.eval_shape(self._reset_one, jax.random.key(0))
         # A start state that a step reads back from memory must be small to be cheaper than making it in the step.
         self._small = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((state, obs))) <= 128
@@ -141,9 +143,20 @@ class GymnaxEnv:
         """An image of one environment, uint8 [H, W, 3]."""
         if self._binary_obs:
             return pictures.screen(np.asarray(self.env.get_obs(state)))  # type: ignore[attr-defined]
-        from gymnax.visualize.vis_gym import render_gym_frame
+        from gymnax.visualize import vis_gym
 
-        return np.asarray(render_gym_frame(self.env.name, state, self.params))  # type: ignore[attr-defined]
+        name = self.env.name  # type: ignore[attr-defined]
+        if self._canvas is None:  # gymnax makes one for each frame, which takes longer than drawing
+            os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # or pygame complains where there is no sound
+            os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+            import gymnasium
+
+            self._canvas = gymnasium.make(name, render_mode="rgb_array").unwrapped
+            self._canvas.reset()
+            vis_gym.set_gym_params(self._canvas, name, self.params)
+        self._canvas.state = vis_gym.get_gym_state(state, name)
+        self._canvas.last_u = getattr(state, "last_u", None)  # Pendulum's arrow
+        return np.asarray(self._canvas.render())
 
     def _observe(self, obs: PyTree) -> Array:
         if self._tree is not None:
@@ -158,6 +171,8 @@ class GymnaxEnv:
     def _step_one(self, key: Array, state: PyTree, action: Array) -> tuple[PyTree, Array, Array, Array, Array]:
         if isinstance(self.spec.action, Box):
             action = self.spec.action.clip(action)
+        if isinstance(self.spec.action, MultiDiscrete):
+            action = self.spec.action.legal(action)
         if self.spec.action.tree is not None:
             action = unflatten(self.spec.action.tree, action, own_dtypes=False)
         obs, state, reward, terminated, _ = self.env.step_env(key, state, action, self.params)
@@ -216,7 +231,7 @@ def _typed_like(default: object, value: object) -> object:
 
 def _action_space(env_id: str, space: object) -> ActionSpace:
     if is_nested(space):
-        return nested_actions(env_id, space)
+        return nested_actions(env_id, space, "change the environment's action_space")
     if hasattr(space, "n"):
         return Discrete(int(space.n))
     if not (hasattr(space, "low") and hasattr(space, "high") and hasattr(space, "shape")):

@@ -47,14 +47,14 @@ def rotate(vector: np.ndarray, quaternion: np.ndarray) -> np.ndarray:
 def capsules(
     model: object, position: np.ndarray, rotation: np.ndarray
 ) -> list[tuple[np.ndarray, np.ndarray, float, np.ndarray]]:
-    """Both ends [3], radius and colour of each capsule; a sphere is a capsule of no length.
+    """Both ends [3], radius and colour of each visible capsule; a sphere is a capsule of no length.
 
     `model` is a MuJoCo model, `position` [L, 3] and `rotation` [L, 4] are those of its bodies 1 to L in the world.
     """
     made = []
     for i in range(model.ngeom):  # type: ignore[attr-defined]
         kind, size, body = (getattr(model, f"geom_{name}")[i] for name in ("type", "size", "bodyid"))
-        if kind not in (_SPHERE, _CAPSULE):
+        if kind not in (_SPHERE, _CAPSULE) or model.geom_rgba[i][3] == 0:  # type: ignore[attr-defined]
             continue
         centre, turn = np.asarray(model.geom_pos[i]), np.asarray(model.geom_quat[i])  # type: ignore[attr-defined]
         half = rotate(np.array([0.0, 0.0, size[1] if kind == _CAPSULE else 0.0]), turn)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from nextpolicy.envs.base import Box
-from nextpolicy.envs.nested import Leaf, MultiDiscrete, Nest, Tree
+from nextpolicy.envs.nested import Leaf, MultiDiscrete, Nest, Tree, width
 
 MOST_NUMBERS = 1_000_000  # inputs or outputs of a network
 TRANSFORM = "wrap it in gymnasium.wrappers.TransformAction with a Discrete or Box and give that as env_fn"
@@ -37,7 +37,10 @@ def tree_of(space: Any, *, bits_are_choices: bool) -> Tree:
         keys = tuple(inner) if isinstance(inner, Mapping) else None
         children = inner.values() if isinstance(inner, Mapping) else inner
         return Nest(keys, tuple(tree_of(child, bits_are_choices=bits_are_choices) for child in children))
-    shape = tuple(getattr(space, "shape", ()))
+    shape = getattr(space, "shape", ())
+    if shape is None:
+        raise ValueError(f"expected parts of Box, Discrete, MultiDiscrete or MultiBinary, got {type(space).__name__}")
+    shape = tuple(shape)
     if hasattr(space, "nvec"):
         starts = np.broadcast_to(getattr(space, "start", 0), shape)
         return _choices(space, shape, np.ravel(space.nvec).tolist(), starts.ravel().tolist())
@@ -49,14 +52,29 @@ def tree_of(space: Any, *, bits_are_choices: bool) -> Tree:
     return Leaf(shape, np.dtype(getattr(space, "dtype", np.float32)))
 
 
-def nested_actions(env_id: str, space: Any) -> MultiDiscrete | Box:
-    """A nested action space: a product of choices, or a vector of real numbers."""
+def observation_tree(env_id: str, space: Any) -> Tree:
+    """The tree of a nested observation space that a network can read."""
+    try:
+        tree = tree_of(space, bits_are_choices=False)
+    except ValueError as error:
+        raise ValueError(f"{env_id}: {error} in observations") from None
+    numbers = width(tree)
+    if not 1 <= numbers <= MOST_NUMBERS:
+        raise ValueError(f"{env_id}: expected observations of 1 to {MOST_NUMBERS} numbers, got {numbers}")
+    return tree
+
+
+def nested_actions(env_id: str, space: Any, advice: str = TRANSFORM) -> MultiDiscrete | Box:
+    """A nested action space: a product of choices, or a vector of real numbers. `advice` ends an error message."""
     name, each = type(space).__name__, list(parts(space))
-    tree = tree_of(space, bits_are_choices=True)
+    try:
+        tree = tree_of(space, bits_are_choices=True)
+    except ValueError as error:
+        raise ValueError(f"{env_id}: {error} in actions; {advice}") from None
     if not sum(math.prod(getattr(part, "shape", ())) for part in each):
-        raise ValueError(f"{env_id}: expected actions of one number or more, got {name} without any; {TRANSFORM}")
+        raise ValueError(f"{env_id}: expected actions of one number or more, got {name} without any; {advice}")
     real = [hasattr(part, "low") for part in each]
-    if all(real) and all(np.issubdtype(part.dtype, np.floating) for part in each):
+    if all(real) and all(np.issubdtype(getattr(part, "dtype", np.float32), np.floating) for part in each):
         low, high = (
             np.concatenate([np.broadcast_to(np.asarray(getattr(part, b)), part.shape).ravel() for part in each])
             for b in ("low", "high")
@@ -64,12 +82,12 @@ def nested_actions(env_id: str, space: Any) -> MultiDiscrete | Box:
         return Box(low.shape, low, high, tree=tree)
     if any(real):
         got = f"{name} of both" if not all(real) else f"{name} with a Box of whole numbers"
-        raise ValueError(f"{env_id}: expected actions that are all discrete or all real, got {got}; {TRANSFORM}")
+        raise ValueError(f"{env_id}: expected actions that are all discrete or all real, got {got}; {advice}")
     made = MultiDiscrete(tree)
     if len(made.sizes) * max(made.sizes) > MOST_NUMBERS:
         got = f"{len(made.sizes)} with at most {max(made.sizes)}"
         raise ValueError(
-            f"{env_id}: expected components times values of at most {MOST_NUMBERS} in actions, got {got}; {TRANSFORM}"
+            f"{env_id}: expected components times values of at most {MOST_NUMBERS} in actions, got {got}; {advice}"
         )
     return made
 

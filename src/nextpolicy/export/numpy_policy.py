@@ -57,7 +57,10 @@ class Policy:
 
     def output(self, obs: Any) -> np.ndarray:
         """Log-probabilities [..., n] of discrete actions, or means [..., size] of continuous ones before clipping."""
-        obs = np.asarray(obs)
+        try:
+            obs = np.asarray(obs)
+        except ValueError:
+            raise ValueError("obs: expected an array, got parts of unlike shapes; reset returns (obs, info)") from None
         lead = self._lead(obs)
         x = self._read(obs.reshape((math.prod(lead), *obs.shape[len(lead) :])))
         x = _run(self.description["network"]["layers"], x, self.arrays)

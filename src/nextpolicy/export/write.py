@@ -17,8 +17,8 @@ from nextpolicy.runfiles import write_json, write_whole
 def check(folder: str | Path, onnx: bool) -> Path:
     """The folder. Raises unless it is new or empty, and everything that writing needs is installed."""
     path = Path(folder)
-    if path.exists() and not path.is_dir():
-        raise ConfigError(f"folder: expected a new or empty folder, got {path}, which is a file")
+    if any(place.exists() and not place.is_dir() for place in (path, *path.parents)):
+        raise ConfigError(f"folder: expected a new or empty folder, got {path}, which is a file or inside one")
     if path.is_dir() and any(path.iterdir()):
         raise ConfigError(
             f"folder: expected a new or empty folder, got {path}, which holds other files; nothing was written"

@@ -118,7 +118,7 @@ STATISTICS: tuple[Statistic, ...] = (
     ),
     Statistic(
         "steps_to_goal",
-        "Steps to 90 % of PPO",
+        "Steps to 90 % of PPO's gain",
         "steps until the return is 90 % of the way from its first value to PPO's mean score in the same run; all steps "
         "of a member that never gets there",
         Measure(("episode_return", "episodes"), learning_speed.steps_to_goal),

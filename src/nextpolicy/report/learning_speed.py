@@ -36,13 +36,13 @@ def area(rows: Rows) -> float:
 
 
 def steps_to_goal(rows: Rows) -> float:
-    """Steps until the mean return over the last fiftieth of the rounds reaches the goal; all steps if it never does."""
+    """Steps until the mean return over a fiftieth of the rounds reaches the goal; all steps if it never does."""
     if math.isnan(rows.goal):
         return math.nan
     episodes = rows.all["episodes"].to_numpy(np.float64)
     total = np.where(episodes > 0, rows.all["episode_return"].to_numpy(np.float64), 0.0) * episodes
     window = max(1, len(episodes) // WINDOW)
-    sums, counts = (pd.Series(x).rolling(window, min_periods=1).sum().to_numpy() for x in (total, episodes))
+    sums, counts = (pd.Series(x).rolling(window).sum().to_numpy() for x in (total, episodes))
     reached = (counts > 0) & (sums >= rows.goal * counts)
     steps = rows.all["env_steps"].to_numpy()
     return float(steps[reached.argmax()] if reached.any() else steps[-1])

@@ -49,7 +49,7 @@ def _against_ppo(shown: list[Row], comparison: Comparison) -> list[str]:
         scores.append(
             f"{row['variant']} has a median of {with_interval(row, 'median_pct_ppo', 1).shown} % of PPO's score, "
             f"significantly better on {better} and worse on {worse} of {count(int(row['environments']), 'environment')}"
-            + _speed(table)
+            + _speed(table, comparison.members)
         )
         gate.append(
             f"{row['variant']} updated its target in {number(table['updates_pct_of_ppo'].median(), places=1)} % of "
@@ -60,10 +60,14 @@ def _against_ppo(shown: list[Row], comparison: Comparison) -> list[str]:
     return [where + "; ".join(scores) + rest + ".", where + "; ".join(gate) + "."]
 
 
-def _speed(table: pd.DataFrame) -> str:
+def _speed(table: pd.DataFrame, members: pd.DataFrame) -> str:
     """How fast a variant learned, in a clause; empty without PPO in the same runs."""
-    ratio = table["steps_to_goal_x_ppo"].median() if "steps_to_goal_x_ppo" in table else float("nan")
-    return "" if pd.isna(ratio) else f", and reaches 90 % of PPO's score in {number(ratio)} × PPO's steps"
+    ours = members[members["variant"].isin(table["variant"]) & members["steps_to_goal"].notna()]
+    if not len(ours):
+        return ""
+    if (ours["steps_to_goal"] >= ours["env_steps"]).mean() > 0.5:
+        return ", and mostly does not reach 90 % of PPO's gain"
+    return f", and needs {number(table['steps_to_goal_x_ppo'].median())} × PPO's steps to 90 % of PPO's gain"
 
 
 def _in_returns(scored: list[Row], members: pd.DataFrame) -> list[str]:

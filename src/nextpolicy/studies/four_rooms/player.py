@@ -98,15 +98,17 @@ def sentences(study: Study, algo: str, run: exact.Trajectory, visited: FloatArra
     step = study.exact["exact_kl_target"][index]
     change = study.metrics["diff"][index] / np.maximum(study.metrics["diff_scale"][index], 1e-12)
     said = ["Before training: target and behaviour are the same untrained policy."]
-    held = stable = 0
+    rounds_held, stable_rounds, least, most = (
+        study.metrics[name][index].astype(int) for name in ("rounds_held", "stable_rounds", "k_min", "k_max")
+    )
     for k, accepted in enumerate(run.accepted):
-        held, stable = held + 1, stable + 1 if change[k] <= study.config.criterion.delta_v else 0
+        held, stable = int(rounds_held[k]), int(stable_rounds[k])
         if accepted:
-            why = _why(study, algo, held, stable)
+            forced = stable < least[k] and held >= most[k]
+            why = _why(study, algo, held, stable, forced=forced)
             said.append(f"Round {k}: the target follows, KL {step[k]:.2g}{why}.")
-            held = stable = 0
         else:
-            why = _why_not(study, algo, stable, float(change[k]))
+            why = _why_not(study, algo, stable, int(least[k]), float(change[k]))
             rounds = "1 round" if held == 1 else f"{held} rounds"
             said.append(
                 f"Round {k}: the target is held, now for {rounds}; {why}. Behaviour: KL {drift[k + 1]:.2g} away."
@@ -114,23 +116,23 @@ def sentences(study: Study, algo: str, run: exact.Trajectory, visited: FloatArra
     return said
 
 
-def _why(study: Study, algo: str, held: int, stable: int) -> str:
+def _why(study: Study, algo: str, held: int, stable: int, *, forced: bool) -> str:
     if algo == "ppo":
         return ", as in every round of PPO"
     if algo == "sv-static":
         return f": this gate opens every {study.config.run.static_k} rounds"
-    if held >= study.config.criterion.k_max:
+    if forced:
         return f": it was held for {held} rounds, the most allowed"
     return f": values were stable for {stable} round{'s' if stable > 1 else ''}"
 
 
-def _why_not(study: Study, algo: str, stable: int, change: float) -> str:
-    gate = study.config.criterion
+def _why_not(study: Study, algo: str, stable: int, needed: int, change: float) -> str:
     if algo == "sv-static":
         return f"this gate opens every {study.config.run.static_k} rounds"
     if stable:
-        return f"values are stable for {stable} of {gate.k_min} rounds"
-    return f"values still change, by {change:.2g} of their size (limit {gate.delta_v:g})"
+        return f"values are stable for {stable} of {needed} rounds"
+    limit = study.config.criterion.delta_v
+    return f"values are still {change:.2g} of their size from their targets (limit {limit:g})"
 
 
 def markup(study: Study) -> str:
