@@ -102,17 +102,18 @@ def filmed(monkeypatch: pytest.MonkeyPatch, frames: int, path: str, **host: Any)
     setup = SimpleNamespace(networks=None, spec=SimpleNamespace(id="atari/Toy"))
     run._job = SimpleNamespace(setup=setup, env=SimpleNamespace(**host), on_host=True)
     monkeypatch.setattr(video, "film", lambda *_, **__: (moving_square(frames), 3.5, frames < 1000))
-    monkeypatch.setattr(video, "write_mp4", lambda path, frames: written.append(("mp4", path, len(frames))))
-    monkeypatch.setattr(video, "write_gif", lambda path, frames: written.append(("gif", path, len(frames))))
+    monkeypatch.setattr(video, "write_mp4", lambda path, frames, ms: written.append(("mp4", path, len(frames), ms)))
+    monkeypatch.setattr(video, "write_gif", lambda path, frames, ms: written.append(("gif", path, len(frames), ms)))
     written.append(video.record(run, path, "target", 0, True, 0))
     return written
 
 
 def test_the_name_says_how_a_film_is_written(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    assert filmed(monkeypatch, 5, "a.GIF") == [("gif", "a.GIF", 5), 3.5]
+    assert filmed(monkeypatch, 5, "a.GIF") == [("gif", "a.GIF", 5, 60), 3.5]
     assert capsys.readouterr().err == "video: 5 frames\n"
-    assert filmed(monkeypatch, 1000, "a.Mp4") == [("mp4", "a.Mp4", 1000), 3.5]
+    assert filmed(monkeypatch, 1000, "a.Mp4") == [("mp4", "a.Mp4", 1000, 60), 3.5]
     assert "1000 frames, the first of a longer episode" in capsys.readouterr().err
+    assert filmed(monkeypatch, 1000, "a.gif", seconds_per_step=0.008) == [("gif", "a.gif", 200, 40), 3.5]
 
 
 def test_what_cannot_draw_itself_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
