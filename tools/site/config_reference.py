@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from nextpolicy.config import FIELDS, describe
+from nextpolicy.config import FIELDS, describe, written
 from nextpolicy.config.presets import PRESETS, READINGS
 from nextpolicy.config.schema import TrainConfig
 from nextpolicy.settings import FieldInfo
@@ -64,12 +64,11 @@ def _lines() -> Iterator[str]:
 
 
 def _field(info: FieldInfo, default: Any) -> Iterator[str]:
-    default = len(default) if info.name == "seeds" else default  # one seed, not the seed 0
     swept = " Can be swept." if info.traced else ""
     yield from ("", f"### `{info.name}` {{#{info.name}}}", "", _escaped(info.help), "")
-    yield f"Takes {_accepted(info)}. Default: `{_shown(default)}`.{swept}"
+    yield f"Takes {_accepted(info)}. Default: `{_shown(info.name, default)}`.{swept}"
     values = {preset: _in_preset(info.name, preset, default) for preset in _ORDER}
-    if set(values.values()) == {f"`{_shown(default)}`"}:
+    if set(values.values()) == {f"`{_shown(info.name, default)}`"}:
         yield from ("", "No preset changes it.")
         return
     yield from ("", f"| {' | '.join(values)} |", f"|{'---|' * len(values)}", f"| {' | '.join(values.values())} |")
@@ -90,19 +89,15 @@ def _in_preset(field: str, preset: str, default: Any) -> str:
     plain = PRESETS[preset].get(field, default)
     corrected, paper = (READINGS[reading].get(preset, {}).get(field, plain) for reading in ("corrected", "paper"))
     same = corrected == paper
-    return f"`{_shown(corrected)}`" if same else f"`{_shown(corrected)}` (corrected), `{_shown(paper)}` (paper)"
+    return (
+        f"`{_shown(field, corrected)}`"
+        if same
+        else f"`{_shown(field, corrected)}` (corrected), `{_shown(field, paper)}` (paper)"
+    )
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    if isinstance(value, (int, float)):
-        return f"{value:.12g}" if isinstance(value, float) else str(value)
-    if isinstance(value, dict) or value == "":
-        return "none"
-    return str(value)
+def _shown(field: str, value: Any) -> str:
+    return written(field, value) or "none"
 
 
 def _escaped(text: str) -> str:

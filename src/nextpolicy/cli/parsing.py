@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
 
         `defaults` by name, and `about_defaults`, which says whose they are, are for the help text.
         """
-        from nextpolicy.config import FIELDS, describe, owner
+        from nextpolicy.config import FIELDS, describe, owner, written
 
         self._about_defaults = about_defaults
         self.add_argument("--help-all", action=_HelpAll, help="show all fields of the configuration and exit")
@@ -82,15 +82,14 @@ class Parser(argparse.ArgumentParser):
             title = owner(name) or {"net": "networks", "run": "training"}.get(info.section, info.section)
             if title not in groups:
                 groups[title] = self.add_argument_group(title)
+            default = written(name, defaults.get(name, info.default))
             action = groups[title].add_argument(
                 f"--{name.replace('_', '-')}",
                 dest=name,
                 nargs="+" if name in several else None,
                 metavar="NAME=VALUE" if name in several else "VALUE",
                 default=argparse.SUPPRESS,
-                help=f"{info.help} Takes {describe(info)}.{_default(name, defaults.get(name, info.default))}".replace(
-                    "%", "%%"
-                ),
+                help=f"{info.help} Takes {describe(info)}.{f' Default {default}.' * bool(default)}".replace("%", "%%"),
             )
             if name not in self._common:
                 self._rare.append(action)
@@ -118,17 +117,6 @@ class _HelpAll(argparse.Action):
         assert isinstance(parser, Parser)
         print(parser.format_help(everything=True), end="")
         raise SystemExit(0)
-
-
-def _default(name: str, value: object) -> str:
-    """` Default 64.`; nothing for an empty value."""
-    if name == "seeds" and isinstance(value, tuple):
-        value = len(value)  # the seeds are 0 to N-1
-    if isinstance(value, tuple):
-        value = ",".join(map(str, value))
-    if isinstance(value, bool):
-        value = str(value).lower()
-    return "" if value in ("", {}) else f" Default {value:g}." if isinstance(value, float) else f" Default {value}."
 
 
 def check_choice(what: str, got: str, known: Iterable[str]) -> None:

@@ -1,7 +1,7 @@
 """The configuration of a run: schema, parsing, validation, presets."""
 
 from nextpolicy.config.fields import FIELDS, known_field, nearest, owner
-from nextpolicy.config.parse import MAX_MEMBERS, MAX_SEED, choices, convert, describe, whole
+from nextpolicy.config.parse import MAX_MEMBERS, MAX_SEED, choices, convert, describe, whole, written
 from nextpolicy.config.schema import Member, TrainConfig
 from nextpolicy.config.sections import EnvConfig, NetConfig, RunConfig
 from nextpolicy.settings import ConfigError, FieldInfo, shown
@@ -25,4 +25,5 @@ __all__ = [
     "owner",
     "shown",
     "whole",
+    "written",
 ]

@@ -51,6 +51,19 @@ def choices(info: FieldInfo) -> tuple[str, ...]:
     return typing.get_args(info.annotation) if typing.get_origin(info.annotation) is Literal else ()
 
 
+def written(name: str, value: Any) -> str:
+    """The value of a field as it is typed on the command line; empty for no text or no pairs."""
+    if name == "seeds" and value == tuple(range(len(value))):
+        return str(len(value))  # a number of seeds, which counts from the seed 0
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return " ".join(f"{key}={each}" for key, each in value.items())
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
 def describe(info: FieldInfo) -> str:
     """A phrase for the values that a field accepts."""
     if info.name == "seeds":

@@ -5,13 +5,12 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Callable, Sequence
-from importlib import resources
 from typing import Any
 
 import pandas as pd
 
 from nextpolicy._version import __version__
-from nextpolicy.report import bars, curves, layout, palette, summary, text
+from nextpolicy.report import bars, curves, embed, layout, palette, summary, text
 from nextpolicy.report.bars import name, swatch, variant_name
 from nextpolicy.report.runs import Run, by_environment
 from nextpolicy.report.statistic import Column
@@ -111,19 +110,17 @@ def _summary(comparison: Comparison) -> str:
 
 
 def _document(title: str, body: str, data: dict[str, Any], watch: bool) -> str:
-    assets = resources.files("nextpolicy.report") / "assets"
-    css, script = ((assets / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    css, svg, script = map(embed.asset, ("page.css", "svg.js", "page.js"))
     # A page may fetch nothing; a served page may ask for its newest version.
     policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
     policy += "; connect-src 'self'" if watch else ""
-    plain = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta name="generator" content="nextpolicy {__version__}">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}"><link rel="icon" href="data:,">\n'
         f"<style>\n{palette.css()}{css}</style></head>\n<body>{body}"
-        f'<script type="application/json" id="data">{plain}</script>\n<script>\n{script}</script></body></html>\n'
+        f"{embed.data_element(data)}\n<script>\n{svg}</script>\n<script>\n{script}</script></body></html>\n"
     )
 
 

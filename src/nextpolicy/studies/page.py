@@ -6,7 +6,6 @@ Text may have formulas between dollars (`mathml`). Figures are inline SVG whose 
 from __future__ import annotations
 
 import html
-import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from nextpolicy.report import palette
+from nextpolicy.report import embed, palette
 from nextpolicy.report.drawing import render
 from nextpolicy.runfiles import write_whole
 from nextpolicy.studies.mathml import inline, plain
@@ -80,10 +79,9 @@ class Page:
 
     def interactive(self, markup: str, data: object, *assets: str) -> None:
         """Markup with the scripts and styles of `assets`; scripts find `data` as JSON in the element `data`."""
-        plain_data = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-        self.parts.append(f'{markup}\n<script type="application/json" id="data">{plain_data}</script>')
+        self.parts.append(f"{markup}\n{embed.data_element(data)}")
         self.styles += [asset(name) for name in assets if name.endswith(".css")]
-        self.scripts += [asset(name) for name in assets if name.endswith(".js")]
+        self.scripts += [embed.asset("svg.js"), *(asset(name) for name in assets if name.endswith(".js"))]
 
     def write(self, path: Path) -> None:
         title = html.escape(self.title)

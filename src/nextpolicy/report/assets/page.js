@@ -4,20 +4,11 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const hidden = new Set(); // indices of the hidden variants
 let showMembers = true;
 
-const SVG = "http://www.w3.org/2000/svg";
 const MARGIN = { left: 46, right: 12, top: 20, bottom: 30 };
 const NAMED = { width: 290, curves: 4, letters: 16 }; // curves are named at their ends if they are few and there is room
 const COLOURS = 8;
 const colour = (variant) => `--c: var(--c${data.slots[variant] % COLOURS})`;
 const dashes = (variant) => (data.slots[variant] < COLOURS ? "none" : "5 3"); // a colour's second use
-
-function svg(name, attributes, parent, text) {
-  const node = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  if (text !== undefined) node.textContent = text;
-  if (parent) parent.append(node);
-  return node;
-}
 
 function short(value) {
   const size = Math.abs(value);

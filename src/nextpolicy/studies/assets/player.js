@@ -33,14 +33,6 @@ class Run {
 }
 const runs = data.algos.map((stored) => new Run(stored));
 
-const SVG = "http://www.w3.org/2000/svg";
-function svg(name, attributes, parent, text) {
-  const node = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  if (text !== undefined) node.textContent = text;
-  if (parent) parent.append(node);
-  return node;
-}
 
 function shade(kind, value) {
   const share = kind === "target" || kind === "behaviour"
