@@ -120,7 +120,7 @@ def _document(title: str, body: str, data: dict[str, Any], watch: bool) -> str:
         f'<meta name="generator" content="nextpolicy {__version__}">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}"><link rel="icon" href="data:,">\n'
         f"<style>\n{palette.css()}{css}</style></head>\n<body>{body}"
-        f"{embed.data_element(data)}\n<script>\n{svg}</script>\n<script>\n{script}</script></body></html>\n"
+        f"{embed.data_element(data)}\n<script>\n{svg}{script}</script></body></html>\n"
     )
 
 

@@ -1,4 +1,3 @@
-"use strict";
 // Draws the curves and sorts the tables. Everything else on the page is plain HTML and works without scripts.
 const data = JSON.parse(document.getElementById("data").textContent);
 const hidden = new Set(); // indices of the hidden variants
