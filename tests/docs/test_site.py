@@ -112,6 +112,17 @@ def test_formulas_pictures_and_links_are_those_of_the_site(site: Path) -> None:
     assert "\\|" not in re.sub(r"<pre.*?</pre>", "", pages["criteria.html"], flags=re.DOTALL)
 
 
+def test_bars_lose_their_backslash_in_code_and_only_there() -> None:
+    """Between two pieces of code, a bare bar would start another cell."""
+    sys.path.insert(0, str(ROOT / "tools" / "site"))
+    try:
+        import hooks
+    finally:
+        sys.path.pop(0)
+    row = "| `a \\| b` | mean of \\|y\\|, or `c` |"
+    assert hooks._with_bare_bars(row) == "| `a | b` | mean of \\|y\\|, or `c` |"
+
+
 @pytest.mark.parametrize("picture", sorted((ROOT / "docs" / "assets").glob("*.svg")), ids=lambda p: p.stem)
 def test_pictures_are_whole_drawings_in_both_colours(picture: Path) -> None:
     """GitHub shows the file itself, by the colours of the system."""

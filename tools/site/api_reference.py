@@ -15,6 +15,8 @@ from typing import Any
 
 import nextpolicy
 
+# Classes whose constructor users call, with arguments that their docstring describes.
+_CONSTRUCTED = ("EvaluateEvery",)
 # By heading: names of `nextpolicy`, or of the module after the colon.
 _GROUPS = {
     "Train and load": ("train", "resume", "load"),
@@ -67,6 +69,8 @@ def _function(name: str, thing: Callable[..., Any]) -> Iterator[str]:
 
 
 def _class(thing: type) -> Iterator[str]:
+    if thing.__name__ in _CONSTRUCTED:
+        yield from ("```python", _signature(thing.__name__, thing), "```", "")
     yield from _description(thing.__name__, thing)
     fields = _fields(thing)
     if fields:

@@ -40,20 +40,26 @@ def page() -> str:
 
 def _lines() -> Iterator[str]:
     yield from (
-        "# Configuration reference",
+        "# Configuration",
         "",
         "This page is generated from the code. The same names work in Python (`train(num_envs=64)`), on the command",
         "line (`--num-envs 64`), in suite files and in `config.json`. `nextpolicy train ENV --dry-run` prints the",
         "effective value of every field.",
         "",
-        "Fields start from a preset, which depends on the environment; `--preset NAME` selects another:",
+        "## Presets {#presets}",
+        "",
+        "Fields start from a preset. Which one depends on the environment:",
         "",
         "| preset | used for |",
         "|---|---|",
         *(f"| `{name}` | {_USED_FOR[name]} |" for name in _ORDER),
         "",
-        "On the environments of the paper there are two readings of its settings, `--preset corrected` (the default)",
-        "and `--preset paper`. Where they differ, this page shows both.",
+        "`--preset` (`preset=` in Python and in suite files) takes either of two kinds of names:",
+        "",
+        "- `corrected` (the default) or `paper`: the two [readings](paper.md) of the paper's settings. They are an error",
+        "  on environments that the paper does not cover, whose preset is `default`. Where they differ, this page shows",
+        "  both.",
+        "- a name of the table above: the settings of those environments, on any environment.",
     )
     config = TrainConfig()
     for section, title in _SECTIONS.items():
@@ -66,11 +72,11 @@ def _lines() -> Iterator[str]:
 def _field(info: FieldInfo, default: Any) -> Iterator[str]:
     swept = " Can be swept." if info.traced else ""
     yield from ("", f"### `{info.name}` {{#{info.name}}}", "", _escaped(info.help), "")
-    yield f"Takes {_accepted(info)}. Default: `{_shown(info.name, default)}`.{swept}"
     values = {preset: _in_preset(info.name, preset, default) for preset in _ORDER}
-    if set(values.values()) == {f"`{_shown(info.name, default)}`"}:
-        yield from ("", "No preset changes it.")
+    if len(set(values.values())) == 1:
+        yield f"Takes {_accepted(info)}. Default: {values['default']}.{swept}"
         return
+    yield f"Takes {_accepted(info)}.{swept} Default by preset:"
     yield from ("", f"| {' | '.join(values)} |", f"|{'---|' * len(values)}", f"| {' | '.join(values.values())} |")
 
 

@@ -69,11 +69,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         kind = "tree" if (ROOT / path).is_dir() else "blob"
         return f"]({SOURCE}/{kind}/main/{path}{anchor})"
 
-    # Python-Markdown takes a bar in code literally, where GitHub wants it escaped.
-    markdown = _outside_code(r"(?<=`)[^`\n]*\\\|[^`\n]*(?=`)", lambda m: m[0].replace("\\|", "|"), markdown)
+    markdown = _with_bare_bars(markdown)
     named = r"\[((?:docs/)?([\w-]+\.md))\](?=\(\1)"
     markdown = _outside_code(named, lambda m: f"[{_title(files, m[2])}]", markdown)
     return _outside_code(r"\]\((?P<address>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)", resolve, markdown)
+
+
+def _with_bare_bars(markdown: str) -> str:
+    """Python-Markdown takes a bar in code literally, where GitHub wants it escaped; outside code both want that."""
+    return _outside_code(r"`[^`\n]*`", lambda m: m[0].replace("\\|", "|"), markdown)
 
 
 def _title(files: Files, name: str) -> str:

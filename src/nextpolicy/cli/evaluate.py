@@ -9,10 +9,10 @@ from nextpolicy.cli.parsing import Parser
 
 def parser() -> Parser:
     """The parser of the command."""
-    made = Parser(prog="nextpolicy eval", description="Evaluate the policies of a run over whole episodes.")
+    made = Parser(prog="nextpolicy eval", description="Evaluate policies over whole episodes; actions are sampled.")
     made.add_argument("run", help="Run folder.")
-    made.add_argument("--policy", default="target", help="target, behaviour or, after --evaluate-every, best.")
-    made.add_argument("--episodes", type=int, default=100, help="Episodes per member.")
+    made.add_argument("--policy", default="target", help="target, behaviour or, after --evaluate-every, best; default target.")
+    made.add_argument("--episodes", type=int, default=100, help="Episodes per member; default 100.")
     made.add_argument("--num-envs", type=int, help="Parallel environments; default one per episode.")
     made.add_argument("--greedy", action="store_true", help="Take the most probable action instead of sampling.")
     made.add_argument("--seed", type=int, default=0, help="Seed of the evaluation.")

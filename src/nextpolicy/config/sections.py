@@ -22,7 +22,8 @@ class EnvConfig(Settings):
     rollout_length: int = setting(128, "Steps that each environment takes per round.", low=1, high=1_000_000)
     warmup_steps: int = setting(
         0,
-        "Steps with random actions before training, which desynchronise episodes and initialise statistics.",
+        "Steps with random actions that each environment takes before training. They desynchronise episodes and "
+        "initialise statistics.",
         low=0,
         high=INT32_MAX,
     )

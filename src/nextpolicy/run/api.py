@@ -46,10 +46,17 @@ def train(
 ) -> Run:
     """Train a population and return its run.
 
-    env        an id such as "gymnax/CartPole-v1", or a gymnax-style environment object (with `env_params`)
+    env        an id such as "gymnax/CartPole-v1", or a gymnax-style environment object
+    env_params
+               parameters of an environment object; by default its `default_params`
     env_fn     instead of `env`: a callable that makes one Gymnasium environment
     algo       "ppo", "sv-static", "sv-dynamic", or a tuple of these, which train in one program
-    preset     "corrected" (the default if the paper covers the environment), "paper" or "default"
+    preset     settings to start from. On environments of the paper: "corrected" (the default) or "paper", the two
+               readings of its settings. On any environment: "default", "four-rooms", "minatar", "brax" or "atari",
+               the settings for those environments
+    out        run folder, new or empty; by default `runs/<env>-<algo>-<time>` in the working directory. `run.path`
+               says where it is
+    quiet      whether to show no progress
     actor      Flax module: observation -> logits, or (mean, log_std)
     critic     Flax module: observation -> value
     criterion  decides when the target policy is updated: a name, or your own object with `init()` and

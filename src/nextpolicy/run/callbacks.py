@@ -55,8 +55,13 @@ def stop_at_return(threshold: float) -> Callback:
 class EvaluateEvery:
     """A callback that evaluates every member's policy over whole episodes, and keeps the best policy of each.
 
-    Evaluates at the end of the first block after every `env_steps` steps, and at the end of training. Writes
-    `evaluations.csv` to the run folder; `run.policy("best")` is the policy with the highest mean return.
+    Evaluates with sampled actions at the end of the first block after every `env_steps` steps, and at the end of
+    training. Writes `evaluations.csv` to the run folder; `run.policy("best")` is the policy with the highest mean
+    return.
+
+    env_steps  steps of each member between evaluations, over all its environments
+    episodes   episodes of each evaluation
+    policy     "target" or "behaviour"
     """
 
     def __init__(self, env_steps: float, episodes: int = 32, policy: str = "target") -> None:
