@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from importlib import import_module
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 import nextpolicy
+from nextpolicy.cli.main import COMMANDS
 from nextpolicy.config import FIELDS
 from nextpolicy.config.presets import PRESETS, READINGS
 from report.browser import MISSING, Browser
@@ -73,7 +75,7 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
 
 def test_every_page_is_there(site: Path) -> None:
     written = {path.stem for path in (ROOT / "docs").glob("*.md")}
-    made = {"configuration", "api", "changelog", "contributing", "404"}
+    made = {"command-line", "configuration", "api", "changelog", "contributing", "404"}
     assert {path.stem for path in site.glob("*.html")} == written | made
 
 
@@ -90,6 +92,31 @@ def test_the_configuration_reference_has_every_field_and_preset(site: Path) -> N
     for preset, values in PRESETS.items():
         assert f"<th>{preset}</th>" in section
         assert f"<code>{values['delta_v']}</code>" in section
+
+
+def test_the_command_line_reference_has_every_command_and_option(site: Path) -> None:
+    page = texts(site)["command-line.html"]
+    for name, command in COMMANDS.items():
+        module = import_module(f"nextpolicy.cli.{command.module}")
+        parsers = {f"{name}-{part}": make for part, make in getattr(module, "PARSERS", {}).items()}
+        for anchor, make in (parsers or {name: module.parser}).items():
+            section = page[page.index(f'<h{3 if parsers else 2} id="{anchor}">') :]
+            section = re.sub(r"<[^>]*>", "", re.split(r"<h[23] ", section[1:])[0])
+            for action in make()._actions:
+                if action.dest not in ("help", *FIELDS):
+                    assert (action.option_strings or [action.metavar or action.dest.upper()])[0] in section, (
+                        f"{anchor} {action.dest}"
+                    )
+    assert "Default <code>8765</code>" in page
+
+
+def test_labels_in_the_menu_are_the_titles_of_pages(site: Path) -> None:
+    menu = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    entries = [pair for section in menu for value in section.values() if isinstance(value, list) for pair in value]
+    for label, name in (item for entry in entries for item in entry.items()):
+        title = re.search(r"<h1[^>]*>(.*?)<a ", texts(site)[name.replace(".md", ".html")], flags=re.DOTALL)
+        assert title is not None
+        assert title[1] == label
 
 
 def test_the_api_reference_has_every_public_name(site: Path) -> None:

@@ -56,9 +56,9 @@ def _lines() -> Iterator[str]:
         "",
         "`--preset` (`preset=` in Python and in suite files) takes either of two kinds of names:",
         "",
-        "- `corrected` (the default) or `paper`: the two [readings](paper.md) of the paper's settings. They are an error",
-        "  on environments that the paper does not cover, whose preset is `default`. Where they differ, this page shows",
-        "  both.",
+        "- `corrected` (the default) or `paper`: the two [readings](paper.md) of the paper's settings. On environments",
+        "  that the paper does not cover, whose preset is `default`, they are an error. Where they differ, this page",
+        "  shows both.",
         "- a name of the table above: the settings of those environments, on any environment.",
     )
     config = TrainConfig()

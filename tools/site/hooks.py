@@ -23,6 +23,7 @@ from mkdocs.structure.pages import Page
 sys.path.insert(0, str(Path(__file__).parent))  # hooks are loaded by path, without their folder
 
 import api_reference
+import cli_reference
 import config_reference
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +37,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages, and the figures in results/ that pages show."""
     try:
         made = {"configuration.md": config_reference.page(), "api.md": api_reference.page()}
+        made["command-line.md"] = cli_reference.page()
     except api_reference.ApiError as error:
         raise PluginError(str(error)) from error
     made |= {name: (ROOT / source).read_text(encoding="utf-8") for name, source in REPOSITORY_PAGES.items()}

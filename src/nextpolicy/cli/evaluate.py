@@ -9,9 +9,12 @@ from nextpolicy.cli.parsing import Parser
 
 def parser() -> Parser:
     """The parser of the command."""
-    made = Parser(prog="nextpolicy eval", description="Evaluate policies over whole episodes; actions are sampled.")
+    text = "Evaluate the policies of a run over whole episodes, with sampled actions unless --greedy is given."
+    made = Parser(prog="nextpolicy eval", description=text)
     made.add_argument("run", help="Run folder.")
-    made.add_argument("--policy", default="target", help="target, behaviour or, after --evaluate-every, best; default target.")
+    made.add_argument(
+        "--policy", default="target", help="target, behaviour or, after --evaluate-every, best; default target."
+    )
     made.add_argument("--episodes", type=int, default=100, help="Episodes per member; default 100.")
     made.add_argument("--num-envs", type=int, help="Parallel environments; default one per episode.")
     made.add_argument("--greedy", action="store_true", help="Take the most probable action instead of sampling.")

@@ -2,7 +2,7 @@
 
 Convolutions with 16 or 32 channels leave most of a tensor core's tile empty. Two networks side by side have 32 or 64
 channels. Half of the products are with zeros, and yet the gradient of actor and critic takes 32 % less time than with
-separate convolutions (docs/performance.md).
+separate convolutions (docs/performance-log.md).
 """
 
 from __future__ import annotations
