@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
@@ -92,6 +93,8 @@ def test_the_configuration_reference_has_every_field_and_preset(site: Path) -> N
     for preset, values in PRESETS.items():
         assert f"<th>{preset}</th>" in section
         assert f"<code>{values['delta_v']}</code>" in section
+    assert "Default by preset:" in section
+    assert "Default: <code>4</code>." in page[page.index('id="epochs"') : page.index('id="minibatch_size"')]
 
 
 def test_the_command_line_reference_has_every_command_and_option(site: Path) -> None:
@@ -123,6 +126,8 @@ def test_the_api_reference_has_every_public_name(site: Path) -> None:
     page = texts(site)["api.html"]
     for name in set(nextpolicy.__all__) - {"__version__"}:
         assert f'id="{name}"' in page
+    for name in set(inspect.signature(nextpolicy.train).parameters) - {"fields"}:
+        assert f"<td><code>{name}</code></td>" in page[page.index('id="train"') : page.index('id="resume"')]
     for name in ("Run.evaluate", "Run.metrics", "EvaluateEvery", "Policy.apply", "Criterion.update"):
         assert f'id="{name}"' in page
 

@@ -72,6 +72,9 @@ def _lines() -> Iterator[str]:
 def _field(info: FieldInfo, default: Any) -> Iterator[str]:
     swept = " Can be swept." if info.traced else ""
     yield from ("", f"### `{info.name}` {{#{info.name}}}", "", _escaped(info.help), "")
+    if info.name == "env":
+        yield f"Takes {_accepted(info)}. It has to be given."
+        return
     values = {preset: _in_preset(info.name, preset, default) for preset in _ORDER}
     if len(set(values.values())) == 1:
         yield f"Takes {_accepted(info)}. Default: {values['default']}.{swept}"

@@ -30,8 +30,9 @@ def parser() -> Parser:
         common=COMMON,
     )
     made.add_argument("env", help=FIELDS["env"].help)
-    text = "default: the one of the environment, and `corrected` for those of the paper"
-    made.add_argument("--preset", help=f"Settings to start from: {', '.join([*READINGS, *PRESETS])}; {text}.")
+    text = f"{' or '.join(READINGS)}, the readings of the paper's settings, on its environments (default corrected)"
+    text = f"Settings to start from: {text}; or, on any environment, {', '.join(PRESETS)}."
+    made.add_argument("--preset", help=text)
     made.add_argument("--out", help="Run folder; default runs/<env>-<algo>-<time>.")
     made.add_argument("--quiet", action="store_true", help="Show no progress.")
     text = "Print the settings, members, rounds, memory and expected time, from two compiled rounds; train nothing."
