@@ -46,28 +46,21 @@ def train(
 ) -> Run:
     """Train a population and return its run.
 
-    env        an id such as "gymnax/CartPole-v1", or a gymnax-style environment object
-    env_params
-               parameters of an environment object; by default its `default_params`
-    env_fn     instead of `env`: a callable that makes one Gymnasium environment
-    algo       "ppo", "sv-static", "sv-dynamic", or a tuple of these, which train in one program
-    preset     settings to start from. On environments of the paper: "corrected" (the default) or "paper", the two
-               readings of its settings. On any environment: "default", "four-rooms", "minatar", "brax" or "atari",
-               the settings for those environments
-    out        run folder, new or empty; by default `runs/<env>-<algo>-<time>` in the working directory. `run.path`
-               says where it is
-    quiet      whether to show no progress
-    actor      Flax module: observation -> logits, or (mean, log_std)
-    critic     Flax module: observation -> value
-    criterion  decides when the target policy is updated: a name, or your own object with `init()` and
-               `update(state, evidence, params, progress)`; see `nextpolicy.criteria.Criterion`
-    criterion_params
-               `params` of your own criterion; its leaves have a leading member axis
-    callback   called with a `BlockEnd` after each block of rounds has been saved; if it returns True, training stops
-               and can be resumed, see `nextpolicy.stop_at_return`
+    env               an id such as "gymnax/CartPole-v1", or a gymnax-style environment object
+    env_params        parameters of an environment object; by default its `default_params`
+    env_fn            instead of `env`: a callable that makes one Gymnasium environment
+    algo              "ppo", "sv-static", "sv-dynamic", or a tuple of these, which train in one program
+    preset            settings to start from: "corrected" (the default) or "paper" on environments of the paper; or
+                      "default", "four-rooms", "minatar", "brax" or "atari", the settings for those, on any
+    out               run folder, new or empty; by default `runs/<env>-<algo>-<time>`; `run.path` says where it is
+    quiet             whether to show no progress
+    actor             Flax module: observation -> logits, or (mean, log_std)
+    critic            Flax module: observation -> value
+    criterion         when the target policy is updated: a name, or your own `nextpolicy.criteria.Criterion`
+    criterion_params  `params` of your own criterion; its leaves have a leading member axis
+    callback          called with a `BlockEnd` after each block is saved; True stops the training, resume continues
 
-    All other keyword arguments are fields of the configuration: seeds=8, total_env_steps=10_000_000, num_envs=64,
-    learning_rate=3e-4, sweep={"lam": [0.9, 0.95]}, ... `nextpolicy train --help-all` lists them.
+    Other arguments are fields of the configuration (`nextpolicy train --help-all`): seeds=8, sweep={"lam": [0.9, 1]}.
     """
     _check_arguments(env, env_fn, env_params, fields)
     callbacks.check(callback)
