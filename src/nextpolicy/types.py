@@ -95,6 +95,11 @@ class Evidence(NamedTuple):
     kl_drift: Array  # mean KL(pi || beta_k): distance from the target to the behavioural policy
     kl_jump: Array  # mean KL(pi || beta_{k+1}): step of the target if the criterion accepts
     ratio_ess: Array  # effective sample size of the ratio pi / beta_k, as a fraction of the batch
+    residual: Array  # root of the mean of (y_t - v_k(s_t))^2
+    noise: Array  # what `residual` would be if v_k were the value of pi, see `core.returns.vtrace_noise`
+    tv_step: Array  # mean total variation of beta_k and beta_{k+1}; for real actions, an upper bound
+    tv_step_high: Array  # the same in the state at the 95 % quantile
+    sign_changes: Array  # share of the advantages whose sign is another with v_{k+1} than with v_k
 
 
 class Distribution(Protocol):
@@ -114,6 +119,10 @@ class Distribution(Protocol):
 
     def kl(self, other: Any) -> Array:
         """KL(self || other)."""
+        ...
+
+    def tv(self, other: Any) -> Array:
+        """Total variation, in [0, 1], or an upper bound on it."""
         ...
 
 

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nextpolicy.criteria import CRITERIA, Criterion
-from nextpolicy.criteria.stable_values import GateParams, GateState, StableValues
+from nextpolicy.criteria.bounds import GateState
+from nextpolicy.criteria.stable_values import GateParams, StableValues
 from nextpolicy.types import Evidence
 
 INF, NAN = float("inf"), float("nan")

@@ -41,6 +41,8 @@ class Targets(NamedTuple):
     value_target: Array  # y_t: V-trace estimate of V^pi(s_t) for the frozen target pi
     advantage: Array  # A_t: estimate of A^pi(s_t, a_t), normalised
     ratio: Array  # pi(a_t|s_t) / beta_k(a_t|s_t)
+    noise: Array  # expected square of value_target - value, if v_k is exact
+    positive: Array  # bool: whether A_t > 0 before it is normalised
 
 
 class _Sample(NamedTuple):
@@ -102,7 +104,7 @@ class PPO:
         params, opt_state, fit = self.improve(settings, learner, rollout, targets, learning_rate, self.shards.key(key))
         # Statistics are updated only here: beta_{k+1} has the new parameters and the new statistics.
         learned = self.update_statistics(learner, rollout)._replace(params=params, opt_state=opt_state)
-        evidence = self._evidence(learner, learned, rollout, targets, target_dist)
+        evidence = self._evidence(settings, learner, learned, rollout, targets, target_dist)
         metrics = fit | self._diagnostics(settings, rollout, targets)
         return learned, evidence, metrics | {"learning_rate": learning_rate, "finite": self._finite(rollout, params)}
 
@@ -127,7 +129,15 @@ class PPO:
 
         If `target_log_prob` [T, N] is None, pi is beta_k.
         """
-        value_of = self.networks.value(learner.params, learner.obs_stats)
+        targets = self._estimates(settings, learner, learner.params, rollout, target_log_prob)
+        advantage = losses.normalise_advantage(targets.advantage, settings.advantage_norm, self.shards, rollout.valid)
+        return targets._replace(advantage=advantage)
+
+    def _estimates(
+        self, settings: PPOSettings, learner: Learner, params: Params, rollout: Rollout, target_log_prob: Array | None
+    ) -> Targets:
+        """`evaluate_target` with the critic of `params`, and advantages that are not normalised."""
+        value_of = self.networks.value(params, learner.obs_stats)
         value, next_value = value_of(rollout.obs), value_of(rollout.next_obs)
         reward = rollout.reward
         if learner.reward_stats is not None:
@@ -143,8 +153,8 @@ class PPO:
             ratio = jnp.exp(jnp.minimum(target_log_prob - rollout.behaviour_log_prob, _MAX_LOG_RATIO))
             value_target = returns.vtrace(ratio, *steps, lam=lam, rho_max=rho_max, rho_min=rho_min)
             advantage = returns.retrace_gae(ratio, *steps, lam=lam, kind=kind, rho_max=rho_max)
-        advantage = losses.normalise_advantage(advantage, settings.advantage_norm, self.shards, rollout.valid)
-        return Targets(value, value_target, advantage, ratio)
+        noise = returns.vtrace_noise(ratio, *steps, lam=lam, rho_max=rho_max, rho_min=rho_min)
+        return Targets(value, value_target, advantage, ratio, noise, advantage > 0)
 
     def improve(
         self,
@@ -213,22 +223,38 @@ class PPO:
         return -surrogate - settings.entropy_coef * entropy + settings.value_coef * value_loss, terms
 
     def _evidence(
-        self, before: Learner, after: Learner, rollout: Rollout, targets: Targets, target_dist: Distribution | None
+        self,
+        settings: PPOSettings,
+        before: Learner,
+        after: Learner,
+        rollout: Rollout,
+        targets: Targets,
+        target_dist: Distribution | None,
     ) -> Evidence:
-        """How far values and policies moved, averaged over this round's states."""
+        """How far values and policies moved, averaged over this round's states.
+
+        The compiler removes what neither the criterion nor a metric reads.
+        """
         mean = partial(self.shards.mean, valid=rollout.valid)
-        # Both values read observations by the same statistics, so that they differ by the gradient steps alone.
-        next_value = self.networks.value(after.params, before.obs_stats)(rollout.obs)
+        log_prob = None if target_dist is None else target_dist.log_prob(rollout.action)
+        # Both critics read observations by the same statistics, so that they differ by the gradient steps alone.
+        again = self._estimates(settings, before, after.params, rollout, log_prob)
         next_dist = self.networks.policy(self.behaviour(after))(rollout.obs)
         kl_step = mean(rollout.behaviour_dist.kl(next_dist))
+        tv_step = rollout.behaviour_dist.tv(next_dist)
         return Evidence(
             diff_target=mean(jnp.abs(targets.value_target - targets.value)),
-            diff_network=mean(jnp.abs(next_value - targets.value)),
+            diff_network=mean(jnp.abs(again.value - targets.value)),
             scale=mean(jnp.abs(targets.value_target)),
             kl_step=kl_step,
             kl_drift=jnp.zeros_like(kl_step) if target_dist is None else mean(target_dist.kl(rollout.behaviour_dist)),
             kl_jump=kl_step if target_dist is None else mean(target_dist.kl(next_dist)),
             ratio_ess=jnp.square(mean(targets.ratio)) / jnp.maximum(mean(jnp.square(targets.ratio)), 1e-30),
+            residual=jnp.sqrt(mean(jnp.square(targets.value_target - targets.value))),
+            noise=jnp.sqrt(mean(targets.noise)),
+            tv_step=mean(tv_step),
+            tv_step_high=self.shards.quantile(tv_step, 0.95, rollout.valid),
+            sign_changes=mean(targets.positive != again.positive),
         )
 
     def _diagnostics(self, settings: PPOSettings, rollout: Rollout, targets: Targets) -> Metrics:
