@@ -5,6 +5,7 @@ Arrays are time-major: T steps, N environments, then the shape of one sample.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -85,7 +86,7 @@ class Evidence(NamedTuple):
     """The inputs of a criterion: statistics of the round's batch, shapes [].
 
     y_t is the critic's target, an estimate of V^pi(s_t) for the frozen target policy pi. v_k and v_{k+1} are the critic
-    before and after the round's gradient steps, beta_k and beta_{k+1} the behavioural policy.
+    before and after the round's gradient steps, beta_k and beta_{k+1} the behavioural policy. NaN: not measured.
     """
 
     diff_target: Array  # mean |y_t - v_k(s_t)|
@@ -95,11 +96,13 @@ class Evidence(NamedTuple):
     kl_drift: Array  # mean KL(pi || beta_k): distance from the target to the behavioural policy
     kl_jump: Array  # mean KL(pi || beta_{k+1}): step of the target if the criterion accepts
     ratio_ess: Array  # effective sample size of the ratio pi / beta_k, as a fraction of the batch
-    residual: Array  # root of the mean of (y_t - v_k(s_t))^2
-    noise: Array  # what `residual` would be if v_k were the value of pi, see `core.returns.vtrace_noise`
-    tv_step: Array  # mean total variation of beta_k and beta_{k+1}; for real actions, an upper bound
-    tv_step_high: Array  # the same in the state at the 95 % quantile
-    sign_changes: Array  # share of the advantages whose sign is another with v_{k+1} than with v_k
+    residual: Array | float = math.nan  # root of the mean of (y_t - v_k(s_t))^2
+    noise: Array | float = (
+        math.nan
+    )  # what `residual` would be if v_k were the value of pi, see `core.returns.vtrace_noise`
+    tv_step: Array | float = math.nan  # mean total variation of beta_k and beta_{k+1}; for real actions, an upper bound
+    tv_step_high: Array | float = math.nan  # the same in the state at the 95 % quantile
+    sign_changes: Array | float = math.nan  # share of the advantages whose sign is another with v_{k+1} than with v_k
 
 
 class Distribution(Protocol):

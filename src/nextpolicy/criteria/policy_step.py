@@ -43,4 +43,4 @@ class PolicyStep(Threshold):
 
     def measured(self, evidence: Evidence, params: StepParams) -> tuple[Array, Array]:
         """Step of the behavioural policy, and the largest that counts as small."""
-        return evidence.tv_step_high, jnp.asarray(params.delta_tv)
+        return jnp.asarray(evidence.tv_step_high), jnp.asarray(params.delta_tv)
