@@ -271,7 +271,7 @@ def test_a_criterion_of_ones_own_works_by_the_same_call():
 def test_the_kind_of_diff_is_a_setting() -> None:
     seen = Evidence(*map(jnp.float32, (1.0, 3.0, 4.0, 0.0, 0.0, 0.0, 1.0)))
     for kind, diff in (("target", 1.0), ("network", 3.0)):
-        params = GateParams(delta_v=0.5, k_min=1, 9, diff_kind=kind)
+        params = GateParams(delta_v=0.5, k_min=1, k_max=9, diff_kind=kind)
         _, accept, metrics = gate.update(gate.init(), seen, params, 0.0)
         assert (float(metrics["diff"]), bool(accept)) == (diff, diff <= 2.0)
 
@@ -281,7 +281,7 @@ def test_the_gate_is_registered_under_its_name() -> None:
 
 
 def test_a_member_that_updates_periodically_reports_the_gate_of_that_period() -> None:
-    periodic = GateParams(delta_v=0.1, k_min=2, 9, 0.3, decay_k_max=True, diff_kind="network").periodic(4)
+    periodic = GateParams(delta_v=0.1, k_min=2, k_max=9, decay_fraction=0.3, decay_k_max=True, diff_kind="network").periodic(4)
     assert periodic == GateParams(INF, 4, 4, diff_kind="network")
 
 
