@@ -97,12 +97,15 @@ class Evidence(NamedTuple):
     kl_jump: Array  # mean KL(pi || beta_{k+1}): step of the target if the criterion accepts
     ratio_ess: Array  # effective sample size of the ratio pi / beta_k, as a fraction of the batch
     residual: Array | float = math.nan  # root of the mean of (y_t - v_k(s_t))^2
-    noise: Array | float = (
-        math.nan
-    )  # what `residual` would be if v_k were the value of pi, see `core.returns.vtrace_noise`
+    noise: Array | float = math.nan  # what `residual` would be for an exact v_k; see `core.returns.vtrace_noise`
+    residual_held_out: Array | float = math.nan  # `residual` on the environments that the critic is not trained on
+    noise_held_out: Array | float = math.nan  # `noise` on these environments
     tv_step: Array | float = math.nan  # mean total variation of beta_k and beta_{k+1}; for real actions, an upper bound
     tv_step_high: Array | float = math.nan  # the same in the state at the 95 % quantile
-    sign_changes: Array | float = math.nan  # share of the advantages whose sign is another with v_{k+1} than with v_k
+    sign_changes: Array | float = math.nan  # share of advantages whose sign differs between v_{k+1} and v_k
+    gain: Array | float = math.nan  # mean of beta_{k+1} / beta_k A_t: expected advantage of beta_{k+1} over pi
+    start_value: Array | float = math.nan  # exact V^pi(s_0), in environments that can solve for it
+    next_start_value: Array | float = math.nan  # exact V^{beta_{k+1}}(s_0)
 
 
 class Distribution(Protocol):

@@ -281,8 +281,8 @@ def test_the_gate_is_registered_under_its_name() -> None:
 
 
 def test_a_member_that_updates_periodically_reports_the_gate_of_that_period() -> None:
-    periodic = GateParams(delta_v=0.1, k_min=2, k_max=9, decay_fraction=0.3, decay_k_max=True, diff_kind="network").periodic(4)
-    assert periodic == GateParams(INF, 4, 4, diff_kind="network")
+    gate = GateParams(delta_v=0.1, k_min=2, k_max=9, decay_fraction=0.3, decay_k_max=True, diff_kind="network")
+    assert gate.periodic(4) == GateParams(delta_v=INF, k_min=4, k_max=4, diff_kind="network")
 
 
 @pytest.mark.parametrize(

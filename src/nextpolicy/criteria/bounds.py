@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 
@@ -111,6 +111,9 @@ class Threshold:
     Subclasses have `name`, `settings` and `measured`. `diff`, and `diff` over the threshold, are metrics.
     """
 
+    name: ClassVar[str]
+    settings: ClassVar[type[Settings]]
+
     def measured(self, evidence: Evidence, params: Any) -> tuple[Array, Array]:
         """`diff` and the threshold, shapes []."""
         raise NotImplementedError
@@ -124,10 +127,15 @@ class Threshold:
     ) -> tuple[GateState, Array, Metrics]:
         """Decide after one round. A `diff` or a threshold that is not a number is not stable."""
         diff, threshold = (jnp.asarray(x) for x in self.measured(evidence, params))
-        finite = jnp.isfinite(diff) & ~jnp.isnan(threshold)
-        state, accept, counters = decide(state, finite & (diff <= threshold), params, progress)
-        relative = jnp.where(finite, jnp.where(diff == 0, 0.0, diff / threshold), jnp.nan)
-        return state, accept, {"diff": diff, "diff_over_threshold": relative, **counters}
+        stable = jnp.isfinite(diff) & (diff <= threshold)
+        state, accept, counters = decide(state, stable, params, progress)
+        return state, accept, {"diff": diff, "diff_over_threshold": relative(diff, threshold), **counters}
+
+
+def relative(diff: Array, threshold: Array) -> Array:
+    """diff / threshold; 0 if diff is 0, NaN if diff is not finite or the threshold is not a number."""
+    finite = jnp.isfinite(diff) & ~jnp.isnan(threshold)
+    return jnp.where(finite, jnp.where(diff == 0, 0.0, diff / threshold), jnp.nan)
 
 
 def share_of(delta: Number, scale: Array) -> Array:

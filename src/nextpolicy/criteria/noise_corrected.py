@@ -6,9 +6,14 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from nextpolicy.criteria.bounds import Threshold, ValueBounds, share_of
+from nextpolicy.criteria.bounds import Number, Threshold, ValueBounds, share_of
 from nextpolicy.settings import Settings
 from nextpolicy.types import Array, Evidence
+
+
+def without_noise(residual: Number, noise: Number) -> Array:
+    """sqrt(max(0, residual^2 - noise^2))"""
+    return jnp.sqrt(jnp.maximum(jnp.square(residual) - jnp.square(noise), 0.0))
 
 
 class NoiseCorrected(Threshold):
@@ -24,5 +29,4 @@ class NoiseCorrected(Threshold):
 
     def measured(self, evidence: Evidence, params: ValueBounds) -> tuple[Array, Array]:
         """Error without noise, and delta_v times the scale of the values."""
-        excess = jnp.square(evidence.residual) - jnp.square(evidence.noise)
-        return jnp.sqrt(jnp.maximum(excess, 0.0)), share_of(params.delta_v, evidence.scale)
+        return without_noise(evidence.residual, evidence.noise), share_of(params.delta_v, evidence.scale)
