@@ -80,11 +80,12 @@ def test_deterministic_value_is_gamma_to_the_thirteenth():
 
 def test_uniform_policy_value_does_not_depend_on_the_noise():
     values = [solve.start_value(rooms.four_rooms(noise), UNIFORM) for noise in rooms.NOISES]
-    assert values == pytest.approx([0.0531] * 3, abs=5e-5)
+    assert values == pytest.approx([0.0531] * 4, abs=5e-5)
 
 
 @pytest.mark.parametrize(
-    ("noise", "intended", "other"), [("fail", 0.8, 0.2 / 3), ("success", 0.4, 0.2), ("none", 1, 0)]
+    ("noise", "intended", "other"),
+    [("fail", 0.8, 0.2 / 3), ("third", 2 / 3, 1 / 9), ("success", 0.4, 0.2), ("none", 1, 0)],
 )
 def test_noise_and_walls(noise, intended, other):
     mdp = rooms.four_rooms(noise)

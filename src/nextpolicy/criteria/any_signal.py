@@ -7,7 +7,6 @@ from typing import ClassVar, Literal, get_args
 
 import jax.numpy as jnp
 
-from nextpolicy.core import check
 from nextpolicy.criteria.bounds import GateState, Number, Threshold, relative
 from nextpolicy.criteria.certificate import Certificate, CertificateParams
 from nextpolicy.criteria.ess_floor import EssFloor, FloorParams
@@ -48,16 +47,6 @@ class SignalParams(StepParams, FloorParams, CertificateParams, GateParams):
     """The parameters of all criteria, and which of them decides."""
 
     signal: Signal = setting("stable-values", "The criterion that decides.", traced=True)
-    loosen: float = setting(
-        1.0,
-        "Factor on the threshold of the chosen criterion; larger values update the target sooner.",
-        traced=True,
-        low=0,
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.number("loosen", self.loosen, 0.0, float("inf"))
 
     def periodic(self, period: int) -> SignalParams:
         """Unchanged: only metrics depend on it."""
@@ -65,7 +54,7 @@ class SignalParams(StepParams, FloorParams, CertificateParams, GateParams):
 
 
 class AnySignal(Threshold):
-    """The criterion `signal` with its own parameters; its threshold is multiplied by `loosen`.
+    """The criterion `signal` with its own parameters.
 
     `signal_NAME` is a metric of every criterion: its diff over its threshold, whichever decides.
     """
@@ -78,7 +67,7 @@ class AnySignal(Threshold):
         found = [c().measured(evidence, params) for c in SIGNALS]
         diffs, thresholds = (jnp.stack([jnp.asarray(x, jnp.float32) for x in column]) for column in zip(*found))
         index = number_of(params.signal)
-        return diffs[index], thresholds[index] * jnp.asarray(params.loosen)
+        return diffs[index], thresholds[index]
 
     def update(
         self, state: GateState, evidence: Evidence, params: SignalParams, progress: Number
@@ -86,7 +75,8 @@ class AnySignal(Threshold):
         """Decide after one round."""
         state, accept, metrics = super().update(state, evidence, params, progress)
         signals = {f"signal_{c.name.replace('-', '_')}": relative(*c().measured(evidence, params)) for c in SIGNALS}
-        return state, accept, metrics | signals
+        others = {name: jnp.asarray(getattr(evidence, name)) for name in ("tv_step", "sign_changes")}
+        return state, accept, metrics | signals | others
 
 
 def number_of(signal: str | Array) -> int | Array:
