@@ -173,7 +173,7 @@ def test_a_policy_that_never_arrives_has_no_route():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"noise": "some"}, "noise: expected one of 'fail', 'success', 'none', got 'some'"),
+        ({"noise": "some"}, "noise: expected one of 'fail', 'third', 'success', 'none', got 'some'"),
         ({"goal": (0, 0)}, r"goal: expected a free cell.*, got \(0, 0\), a wall"),
         ({"start": (13, 1)}, r"start: expected .*, got \(13, 1\), off the map"),
         ({"start": (-1, 1)}, r"start: expected .*, got \(-1, 1\), off the map"),

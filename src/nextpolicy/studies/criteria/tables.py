@@ -15,7 +15,7 @@ OUTCOMES = ("improvement", "harmful", "loss", "steps_to_goal", "mean_value", "fi
 
 
 def interval(values: Sequence[float] | np.ndarray, statistic: Callable[..., np.ndarray] = np.median) -> Interval:
-    """A statistic over seeds and its 95 % bootstrap interval. NaN are left out; infinities count, unlike in `bounds`."""
+    """A statistic over seeds and its 95 % bootstrap interval. NaN are left out; infinities count."""
     sample = np.asarray(values, np.float64)
     sample = sample[~np.isnan(sample)]
     if not len(sample):
