@@ -21,15 +21,10 @@ from typing import Any
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # members are already solved in parallel
 
 import jax
-import numpy as np
 
 from nextpolicy.config import TrainConfig, presets
-from nextpolicy.envs import build as envs
-from nextpolicy.loop.population import build_program
-from nextpolicy.loop.state import Setup, make_criterion, population_hypers
-from nextpolicy.nets import build as nets
-from nextpolicy.studies.four_rooms import exact, summary
-from nextpolicy.tabular import four_rooms_mdp
+from nextpolicy.studies.four_rooms import summary
+from nextpolicy.studies.four_rooms.group import train
 
 ALGOS = ("ppo", "sv-dynamic")
 
@@ -67,27 +62,8 @@ def configuration(changes: dict[str, Any], seeds: int, rounds: int) -> TrainConf
 
 def run_group(configs: dict[str, TrainConfig]) -> dict[str, list[dict[str, Any]]]:
     """Train the group as one population. Returns the rows of the members of each setting."""
-    first = next(iter(configs.values()))
-    env = envs.make("four-rooms", **first.environment.env_options)
-    setup = Setup(first, env.spec, nets.build(env.spec, first.net), make_criterion(first, None))
-    hypers = jax.tree.map(lambda *x: np.concatenate(x), *[population_hypers(c) for c in configs.values()])
-    seeds = np.concatenate([[m.seed for m in c.members()] for c in configs.values()]).astype(np.uint32)
-    start = exact.observe_start(setup, seeds)
-    program = build_program(setup, env, hypers, capacity=first.num_rounds, observer=exact.observe)
-    _, *outcome = program.block(program.init(seeds), first.num_rounds)
-    metrics, tables = jax.tree.map(np.asarray, outcome)
-    if not metrics["finite"].all():
-        raise FloatingPointError("metrics: expected finite numbers, got NaN or infinity")
-    run = exact.trajectory(start, tables, metrics["accepted"])
-    lines, done = {}, 0
-    for name, config in configs.items():
-        mine = slice(done, done + len(config.members()))
-        mdp = four_rooms_mdp.four_rooms(config.environment.env_options.get("noise", "fail"), config.algorithm.gamma)
-        quantities = exact.quantities(mdp, exact.Trajectory(*(x[mine] for x in run)))
-        own = {k: v[mine] for k, v in metrics.items()}
-        lines[name] = summary.member_rows(mdp, config.members(), own, quantities)
-        done = mine.stop
-    return lines
+    found = train(configs)
+    return {name: summary.member_rows(x.mdp, x.members, x.metrics, x.exact) for name, x in found.items()}
 
 
 def table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

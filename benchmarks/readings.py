@@ -39,7 +39,8 @@ import numpy as np
 import readings_table
 from nextpolicy import criteria
 from nextpolicy.config import presets
-from nextpolicy.criteria.stable_values import GateParams, GateState, StableValues
+from nextpolicy.criteria.bounds import GateState
+from nextpolicy.criteria.stable_values import GateParams, StableValues
 from nextpolicy.run.job import make_job
 from nextpolicy.types import Array, Evidence, Metrics
 

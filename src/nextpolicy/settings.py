@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
 FLOAT32_MAX = 3.4e38  # larger numbers are infinite in float32
 INT32_MAX = 2**31 - 1  # compiled programs count samples in int32
@@ -105,6 +106,20 @@ class FieldInfo:
     low: float | None  # None: not a bounded number
     high: float
     interval: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The values, if they have names."""
+        return typing.get_args(self.annotation) if typing.get_origin(self.annotation) is typing.Literal else ()
+
+    def number(self, value: Any) -> Any:
+        """A value as compiled programs have it: a named one is its place among `names`."""
+        return self.names.index(value) if self.names else value
+
+    @property
+    def number_type(self) -> type:
+        """The type of `number`: bool, or float32 for all else, which holds every whole number that is allowed."""
+        return bool if self.annotation is bool else np.float32
 
 
 def field_infos(section: str, cls: type) -> Iterator[FieldInfo]:

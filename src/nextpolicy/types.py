@@ -5,6 +5,7 @@ Arrays are time-major: T steps, N environments, then the shape of one sample.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -85,7 +86,7 @@ class Evidence(NamedTuple):
     """The inputs of a criterion: statistics of the round's batch, shapes [].
 
     y_t is the critic's target, an estimate of V^pi(s_t) for the frozen target policy pi. v_k and v_{k+1} are the critic
-    before and after the round's gradient steps, beta_k and beta_{k+1} the behavioural policy.
+    before and after the round's gradient steps, beta_k and beta_{k+1} the behavioural policy. NaN: not measured.
     """
 
     diff_target: Array  # mean |y_t - v_k(s_t)|
@@ -95,6 +96,16 @@ class Evidence(NamedTuple):
     kl_drift: Array  # mean KL(pi || beta_k): distance from the target to the behavioural policy
     kl_jump: Array  # mean KL(pi || beta_{k+1}): step of the target if the criterion accepts
     ratio_ess: Array  # effective sample size of the ratio pi / beta_k, as a fraction of the batch
+    residual: Array | float = math.nan  # root of the mean of (y_t - v_k(s_t))^2
+    noise: Array | float = math.nan  # what `residual` would be for an exact v_k; see `core.returns.vtrace_noise`
+    residual_held_out: Array | float = math.nan  # `residual` on the environments that the critic is not trained on
+    noise_held_out: Array | float = math.nan  # `noise` on these environments
+    tv_step: Array | float = math.nan  # mean total variation of beta_k and beta_{k+1}; for real actions, an upper bound
+    tv_step_high: Array | float = math.nan  # the same in the state at the 95 % quantile
+    sign_changes: Array | float = math.nan  # share of advantages whose sign differs between v_{k+1} and v_k
+    gain: Array | float = math.nan  # mean of beta_{k+1} / beta_k A_t: expected advantage of beta_{k+1} over pi
+    start_value: Array | float = math.nan  # exact V^pi(s_0), in environments that can solve for it
+    next_start_value: Array | float = math.nan  # exact V^{beta_{k+1}}(s_0)
 
 
 class Distribution(Protocol):
@@ -114,6 +125,10 @@ class Distribution(Protocol):
 
     def kl(self, other: Any) -> Array:
         """KL(self || other)."""
+        ...
+
+    def tv(self, other: Any) -> Array:
+        """Total variation, in [0, 1], or an upper bound on it."""
         ...
 
 

@@ -307,3 +307,48 @@ def test_numbers_out_of_range_are_named(options, complaint):
 def test_a_value_without_a_time_axis_is_refused():
     with pytest.raises(ValueError, match=r"^value: expected an array whose first axis is time, got a scalar$"):
         returns.gae(*[np.float32(0)] * 5, lam=0.9)
+
+
+@given(seed=st.integers(0, 10_000), steps=st.integers(1, 40), lam=st.sampled_from([0.0, 0.9, 1.0]))
+def test_noise_is_the_sum_of_squared_terms(x64, seed, steps, lam):
+    arrays = sequence(seed, steps, (3,), max_ratio=3.0)
+    ratio, reward, discount, cut, value, next_value = arrays
+    c, delta = np.minimum(lam, ratio), reward + discount * next_value - value
+    expected = np.zeros_like(value)
+    for t in range(steps):
+        for u in range(t, steps):
+            expected[t] += (path_weight(discount, c, cut, t, u) * np.clip(ratio[u], 0.1, 2.0) * delta[u]) ** 2
+    got = returns.vtrace_noise(*map(jnp.asarray, arrays), lam=lam, rho_max=2.0, rho_min=0.1)
+    np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
+
+
+def chain(rng, samples, steps):
+    """Transitions of a random MDP under beta, the ratios of pi, and the exact V^pi: arrays [T, samples]."""
+    states, actions, gamma = 5, 3, 0.9
+    P = rng.dirichlet(np.ones(states), size=(states, actions))
+    R = rng.normal(size=(states, actions))
+    pi, beta = rng.dirichlet(np.ones(actions), size=(2, states))
+    V = np.linalg.solve(np.eye(states) - gamma * np.einsum("sa,sat->st", pi, P), (pi * R).sum(1))
+    s, rows = rng.integers(states, size=samples), []
+    for _ in range(steps):
+        a = (rng.random(samples)[:, None] > beta[s].cumsum(1)).sum(1)
+        after = (rng.random(samples)[:, None] > P[s, a].cumsum(1)).sum(1).clip(0, states - 1)
+        rows.append((pi[s, a] / beta[s, a], R[s, a], np.full(samples, gamma), np.zeros(samples, bool), s, after))
+        s = after
+    ratio, reward, discount, cut, s, after = (np.stack(x) for x in zip(*rows, strict=True))
+    return (ratio, reward, discount, cut), s, after, V
+
+
+def test_noise_is_all_of_the_residual_for_an_exact_critic_only(x64):
+    steps, s, after, V = chain(np.random.default_rng(0), 100_000, 12)
+    estimate = {"lam": 0.95, "rho_max": 1e9}
+
+    def squares(critic):
+        arrays = [jnp.asarray(x) for x in (*steps, critic[s], critic[after])]
+        residual = np.square(np.asarray(returns.vtrace(*arrays, **estimate)) - critic[s])
+        return residual[0].mean(), np.asarray(returns.vtrace_noise(*arrays, **estimate))[0].mean()
+
+    residual, noise = squares(V)
+    assert abs(residual / noise - 1) < 0.02
+    residual, noise = squares(V + 5.0)  # every value is too large: temporal-difference errors keep their sign
+    assert residual > 1.3 * noise

@@ -84,7 +84,7 @@ def test_the_command_line_takes_its_name_and_its_options(tmp_path, capsys):
     assert nextpolicy.load(tmp_path / "run").metrics["accepted"].sum() == 1
     assert cli.main(["train", "probe/action", "--criterion", "patient"]) == 2
     said = capsys.readouterr().err
-    assert "criterion: expected one of stable-values, patience, got 'patient'; did you mean 'patience'?" in said
+    assert "any-signal, patience, got 'patient'; did you mean 'patience'?" in said
 
 
 @pytest.mark.usefixtures("patience")

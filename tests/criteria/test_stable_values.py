@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nextpolicy.criteria import CRITERIA, Criterion
-from nextpolicy.criteria.stable_values import GateParams, GateState, StableValues
+from nextpolicy.criteria.bounds import GateState
+from nextpolicy.criteria.stable_values import GateParams, StableValues
 from nextpolicy.types import Evidence
 
 INF, NAN = float("inf"), float("nan")
@@ -270,7 +271,7 @@ def test_a_criterion_of_ones_own_works_by_the_same_call():
 def test_the_kind_of_diff_is_a_setting() -> None:
     seen = Evidence(*map(jnp.float32, (1.0, 3.0, 4.0, 0.0, 0.0, 0.0, 1.0)))
     for kind, diff in (("target", 1.0), ("network", 3.0)):
-        params = GateParams(0.5, 1, 9, diff_kind=kind)
+        params = GateParams(delta_v=0.5, k_min=1, k_max=9, diff_kind=kind)
         _, accept, metrics = gate.update(gate.init(), seen, params, 0.0)
         assert (float(metrics["diff"]), bool(accept)) == (diff, diff <= 2.0)
 
@@ -280,8 +281,8 @@ def test_the_gate_is_registered_under_its_name() -> None:
 
 
 def test_a_member_that_updates_periodically_reports_the_gate_of_that_period() -> None:
-    periodic = GateParams(0.1, 2, 9, 0.3, decay_k_max=True, diff_kind="network").periodic(4)
-    assert periodic == GateParams(INF, 4, 4, diff_kind="network")
+    gate = GateParams(delta_v=0.1, k_min=2, k_max=9, decay_fraction=0.3, decay_k_max=True, diff_kind="network")
+    assert gate.periodic(4) == GateParams(delta_v=INF, k_min=4, k_max=4, diff_kind="network")
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import pytest
 from scipy import stats
 
 from nextpolicy.envs import build
-from nextpolicy.envs.four_rooms import FourRoomsState
+from nextpolicy.envs.four_rooms import FourRooms, FourRoomsState
 from nextpolicy.tabular import four_rooms_mdp as exact
+from nextpolicy.tabular import solve
 
 SAMPLES = 100  # of each state and action
 # The three-quarter rule of gymnax: it draws a uniform action with probability 4/3 fail_prob.
@@ -112,3 +113,13 @@ def test_the_table_and_the_picture_show_the_agent_where_it_is():
     agent, goal, wall, floor = cell[exact.START], cell[exact.GOAL], cell[0, 0], cell[1, 1]
     assert len({tuple(colour) for colour in (agent, goal, wall, floor)}) == 4
     assert ((cell == wall).all(-1) == exact.WALLS).all()
+
+
+@pytest.mark.parametrize("noise", ["fail", "none"])
+def test_the_start_value_of_a_policy_is_that_of_the_exact_solver(noise):
+    env = FourRooms(noise=noise)
+    pi = np.random.default_rng(0).dirichlet(np.ones(4), size=(3, 104))
+    expected = solve.start_value(env.mdp, pi)
+    found = jax.vmap(env.start_value)(jnp.asarray(pi, jnp.float32))
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-7)
+    assert env.spec.start_value is not None

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
+from nextpolicy.nets import heads
 from nextpolicy.nets.heads import Categorical, CategoricalHead, DiagonalGaussian, GaussianHead, ValueHead
 
 pytestmark = pytest.mark.quick_compilation
@@ -114,3 +115,26 @@ def test_a_head_is_a_plain_layer_with_all_its_derivatives() -> None:
         np.testing.assert_allclose(derive(mean)(kernel), derive(plain)(kernel), rtol=1e-6, atol=1e-6)
     each = jnp.stack([kernel, 2 * kernel])
     np.testing.assert_allclose(jax.vmap(mean)(each), jnp.stack([mean(k) for k in each]), rtol=1e-6)
+
+
+def test_total_variation_is_exact_or_an_upper_bound():
+    rng = np.random.default_rng(0)
+    p, q = (heads.Categorical(jax.nn.log_softmax(jnp.asarray(rng.normal(size=(50, 4))))) for _ in range(2))
+    np.testing.assert_allclose(p.tv(q), 0.5 * np.abs(np.exp(p.logits) - np.exp(q.logits)).sum(-1), rtol=1e-5)
+    many, other = (heads.MultiCategorical(x.logits.reshape(25, 2, 4)) for x in (p, q))
+    joint = [np.einsum("na,nb->nab", *np.exp(np.moveaxis(np.asarray(x.logits), 1, 0))) for x in (many, other)]
+    exact = 0.5 * np.abs(joint[0] - joint[1]).sum((1, 2))
+    assert (np.asarray(many.tv(other)) >= exact - 1e-6).all()
+    assert (np.asarray(many.tv(other)) <= 1).all()
+    x = np.linspace(-30, 30, 60_001)
+    for mean, log_std in ((0.0, 0.0), (0.3, 0.1), (1.0, -1.0), (8.0, 1.0)):
+        gauss = heads.DiagonalGaussian(jnp.zeros(1), jnp.zeros(1))
+        moved = heads.DiagonalGaussian(jnp.asarray([mean]), jnp.asarray([log_std]))
+        density = [
+            np.exp(-0.5 * ((x - m) / s) ** 2) / (s * np.sqrt(2 * np.pi)) for m, s in ((0, 1), (mean, np.exp(log_std)))
+        ]
+        exact = 0.5 * np.trapezoid(np.abs(density[0] - density[1]), x)
+        bound = float(gauss.tv(moved))
+        assert exact - 1e-6 <= bound <= 1.0
+    assert bound < 1.0
+    assert float(gauss.tv(gauss)) == 0.0

@@ -80,11 +80,12 @@ def test_deterministic_value_is_gamma_to_the_thirteenth():
 
 def test_uniform_policy_value_does_not_depend_on_the_noise():
     values = [solve.start_value(rooms.four_rooms(noise), UNIFORM) for noise in rooms.NOISES]
-    assert values == pytest.approx([0.0531] * 3, abs=5e-5)
+    assert values == pytest.approx([0.0531] * 4, abs=5e-5)
 
 
 @pytest.mark.parametrize(
-    ("noise", "intended", "other"), [("fail", 0.8, 0.2 / 3), ("success", 0.4, 0.2), ("none", 1, 0)]
+    ("noise", "intended", "other"),
+    [("fail", 0.8, 0.2 / 3), ("third", 2 / 3, 1 / 9), ("success", 0.4, 0.2), ("none", 1, 0)],
 )
 def test_noise_and_walls(noise, intended, other):
     mdp = rooms.four_rooms(noise)
@@ -172,7 +173,7 @@ def test_a_policy_that_never_arrives_has_no_route():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"noise": "some"}, "noise: expected one of 'fail', 'success', 'none', got 'some'"),
+        ({"noise": "some"}, "noise: expected one of 'fail', 'third', 'success', 'none', got 'some'"),
         ({"goal": (0, 0)}, r"goal: expected a free cell.*, got \(0, 0\), a wall"),
         ({"start": (13, 1)}, r"start: expected .*, got \(13, 1\), off the map"),
         ({"start": (-1, 1)}, r"start: expected .*, got \(-1, 1\), off the map"),

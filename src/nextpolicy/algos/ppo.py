@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from nextpolicy.algos.base import Pace, Parts
+from nextpolicy.algos.evidence import Targets, measure
 from nextpolicy.algos.ppo_settings import PPOSettings
 from nextpolicy.core import losses, minibatch, one_vector, returns, running_stats
 from nextpolicy.settings import Settings
@@ -34,15 +35,6 @@ class Learner(NamedTuple):
     reward_stats: RunningStats | None  # of the discounted return
 
 
-class Targets(NamedTuple):
-    """The targets of a round, all [T, N] and constant during its gradient steps."""
-
-    value: Array  # v_k(s_t): the critic before this round's gradient steps
-    value_target: Array  # y_t: V-trace estimate of V^pi(s_t) for the frozen target pi
-    advantage: Array  # A_t: estimate of A^pi(s_t, a_t), normalised
-    ratio: Array  # pi(a_t|s_t) / beta_k(a_t|s_t)
-
-
 class _Sample(NamedTuple):
     """The part of a transition that a gradient step reads, besides the observation."""
 
@@ -52,6 +44,7 @@ class _Sample(NamedTuple):
     value_target: Array
     advantage: Array
     valid: Array | None
+    fitted: Array | None = None  # whether the critic is trained on it; None: as `valid`
 
 
 _TERMS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")  # metrics of the objective
@@ -102,7 +95,7 @@ class PPO:
         params, opt_state, fit = self.improve(settings, learner, rollout, targets, learning_rate, self.shards.key(key))
         # Statistics are updated only here: beta_{k+1} has the new parameters and the new statistics.
         learned = self.update_statistics(learner, rollout)._replace(params=params, opt_state=opt_state)
-        evidence = self._evidence(learner, learned, rollout, targets, target_dist)
+        evidence = self._evidence(settings, learner, learned, rollout, targets, target_dist)
         metrics = fit | self._diagnostics(settings, rollout, targets)
         return learned, evidence, metrics | {"learning_rate": learning_rate, "finite": self._finite(rollout, params)}
 
@@ -127,7 +120,15 @@ class PPO:
 
         If `target_log_prob` [T, N] is None, pi is beta_k.
         """
-        value_of = self.networks.value(learner.params, learner.obs_stats)
+        targets = self._estimates(settings, learner, learner.params, rollout, target_log_prob)
+        advantage = losses.normalise_advantage(targets.advantage, settings.advantage_norm, self.shards, rollout.valid)
+        return targets._replace(advantage=advantage)
+
+    def _estimates(
+        self, settings: PPOSettings, learner: Learner, params: Params, rollout: Rollout, target_log_prob: Array | None
+    ) -> Targets:
+        """`evaluate_target` with the critic of `params`, and advantages that are not normalised."""
+        value_of = self.networks.value(params, learner.obs_stats)
         value, next_value = value_of(rollout.obs), value_of(rollout.next_obs)
         reward = rollout.reward
         if learner.reward_stats is not None:
@@ -143,8 +144,8 @@ class PPO:
             ratio = jnp.exp(jnp.minimum(target_log_prob - rollout.behaviour_log_prob, _MAX_LOG_RATIO))
             value_target = returns.vtrace(ratio, *steps, lam=lam, rho_max=rho_max, rho_min=rho_min)
             advantage = returns.retrace_gae(ratio, *steps, lam=lam, kind=kind, rho_max=rho_max)
-        advantage = losses.normalise_advantage(advantage, settings.advantage_norm, self.shards, rollout.valid)
-        return Targets(value, value_target, advantage, ratio)
+        noise = returns.vtrace_noise(ratio, *steps, lam=lam, rho_max=rho_max, rho_min=rho_min)
+        return Targets(value, value_target, advantage, ratio, noise, advantage)
 
     def improve(
         self,
@@ -159,7 +160,10 @@ class PPO:
         import optax
 
         obs, samples = minibatch.flatten(
-            (rollout.obs, _Sample(rollout.action, rollout.behaviour_log_prob, *targets[:3], rollout.valid))
+            (
+                rollout.obs,
+                _Sample(rollout.action, rollout.behaviour_log_prob, *targets[:3], rollout.valid, self._fitted(rollout)),
+            )
         )
         batch_size, epochs = self.parts.batch_size, settings.epochs
         minibatches = batch_size * self.shards.count // settings.minibatch_size
@@ -201,7 +205,8 @@ class PPO:
         ratio = jnp.exp(log_ratio)
         mean = partial(self.shards.share_of_mean, valid=sample.valid)
         surrogate = mean(losses.clipped_surrogate(ratio, sample.advantage, settings.clip))
-        value_loss = mean(losses.clipped_value_loss(value, sample.value, sample.value_target, settings.value_clip))
+        error = losses.clipped_value_loss(value, sample.value, sample.value_target, settings.value_clip)
+        value_loss = self.shards.share_of_mean(error, sample.valid if sample.fitted is None else sample.fitted)
         entropy = mean(dist.entropy())
         terms = {
             "policy_loss": -surrogate,
@@ -213,23 +218,30 @@ class PPO:
         return -surrogate - settings.entropy_coef * entropy + settings.value_coef * value_loss, terms
 
     def _evidence(
-        self, before: Learner, after: Learner, rollout: Rollout, targets: Targets, target_dist: Distribution | None
+        self,
+        settings: PPOSettings,
+        before: Learner,
+        after: Learner,
+        rollout: Rollout,
+        targets: Targets,
+        target_dist: Distribution | None,
     ) -> Evidence:
-        """How far values and policies moved, averaged over this round's states."""
-        mean = partial(self.shards.mean, valid=rollout.valid)
-        # Both values read observations by the same statistics, so that they differ by the gradient steps alone.
-        next_value = self.networks.value(after.params, before.obs_stats)(rollout.obs)
+        log_prob = None if target_dist is None else target_dist.log_prob(rollout.action)
+        # Both critics read observations by the same statistics, so that they differ by the gradient steps alone.
+        again = self._estimates(settings, before, after.params, rollout, log_prob)
         next_dist = self.networks.policy(self.behaviour(after))(rollout.obs)
-        kl_step = mean(rollout.behaviour_dist.kl(next_dist))
-        return Evidence(
-            diff_target=mean(jnp.abs(targets.value_target - targets.value)),
-            diff_network=mean(jnp.abs(next_value - targets.value)),
-            scale=mean(jnp.abs(targets.value_target)),
-            kl_step=kl_step,
-            kl_drift=jnp.zeros_like(kl_step) if target_dist is None else mean(target_dist.kl(rollout.behaviour_dist)),
-            kl_jump=kl_step if target_dist is None else mean(target_dist.kl(next_dist)),
-            ratio_ess=jnp.square(mean(targets.ratio)) / jnp.maximum(mean(jnp.square(targets.ratio)), 1e-30),
-        )
+        return measure(self.shards, rollout, targets, again, target_dist, next_dist, self._fitted(rollout))
+
+    def _fitted(self, rollout: Rollout) -> Array | None:
+        """Whether the critic is trained on a sample, [T, N]: on all but the last environments of each shard.
+
+        None: on all valid samples.
+        """
+        steps, envs = rollout.reward.shape
+        if (trained := envs - round(self.static.held_out * envs)) == envs:
+            return None
+        fitted = jnp.broadcast_to(jnp.arange(envs) < trained, (steps, envs))
+        return fitted if rollout.valid is None else fitted & rollout.valid
 
     def _diagnostics(self, settings: PPOSettings, rollout: Rollout, targets: Targets) -> Metrics:
         ratio, valid = targets.ratio, rollout.valid

@@ -53,6 +53,13 @@ class PPOSettings(Settings):
     truncation: Literal["bootstrap", "terminal"] = setting(
         "bootstrap", "At a time limit, bootstrap from the true successor or treat the step as terminal."
     )
+    held_out: float = setting(
+        0.0,
+        "Fraction of the environments whose data the critic is not trained on, for the criterion held-out.",
+        low=0,
+        high=0.5,
+        interval="in [0, 0.5]",
+    )
     normalise_obs: bool = setting(False, "Whether observations are normalised by running statistics.")
     normalise_reward: bool = setting(
         False, "Whether rewards are divided by the running standard deviation of the discounted return."

@@ -1,4 +1,4 @@
-"""`nextpolicy study four-rooms|theory`: the exact studies."""
+"""`nextpolicy study four-rooms|criteria|theory`: the exact studies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIXED = ("env", "env_options", "algo", "total_env_steps", "sweep", "init_from")
 
 def main(arguments: Sequence[str]) -> None:
     """Run a study, then print its main results and the path of its report."""
-    studies = {"four-rooms": _four_rooms, "theory": _theory}
+    studies = {"four-rooms": _four_rooms, "criteria": _criteria, "theory": _theory}
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: nextpolicy study {{{','.join(studies)}}} ...   (see `nextpolicy study four-rooms --help`)")
         return
@@ -129,4 +129,41 @@ def _theory_parser() -> Parser:
     return parser
 
 
-PARSERS = {"four-rooms": _four_rooms_parser, "theory": _theory_parser}
+def _criteria(arguments: Sequence[str]) -> None:
+    options = _criteria_parser().parse(arguments)
+    from nextpolicy.studies.criteria import report, study
+
+    if options.resume is not None:
+        if options.seeds or options.rounds or options.noise or options.out:
+            raise UsageError("--resume: expected no other settings; the study keeps its own")
+        path = Path(options.resume)
+    else:
+        plan = study.Plan.checked(options.noise, options.seeds, options.rounds)
+        path = study.create(options.out or _default_out("criteria"), plan)
+    rows = study.run(path, _progress(options.quiet))
+    page = report.write(path, rows)
+    for number, line in enumerate(report.headlines(rows), 1):
+        print(f"{number}. {line}")
+    print(f"report: {page}")
+
+
+def _criteria_parser() -> Parser:
+    from nextpolicy.studies.criteria.study import NOISES, ROUNDS, SEEDS
+
+    parser = Parser(
+        prog="nextpolicy study criteria",
+        description="Train every criterion on Four Rooms; compare its signal and its updates with exact quantities.",
+        usage="nextpolicy study criteria [--seeds N] [options]",
+        example="nextpolicy study criteria --seeds 8",
+    )
+    add = parser.add_argument
+    add("--seeds", type=int, help=f"Number of seeds; default {SEEDS}.")
+    add("--rounds", type=int, help=f"Rounds of training; default {ROUNDS}.")
+    add("--noise", action="append", help=f"How moves fail; may be repeated; default {', '.join(NOISES)}.")
+    add("--out", help="New folder for the study; default runs/study-criteria-<time>.")
+    add("--resume", metavar="DIR", help="Continue a study that was stopped, or write its report again.")
+    add("--quiet", action="store_true", help="Show no progress.")
+    return parser
+
+
+PARSERS = {"four-rooms": _four_rooms_parser, "criteria": _criteria_parser, "theory": _theory_parser}

@@ -48,7 +48,7 @@ def choices(info: FieldInfo) -> tuple[str, ...]:
         return named[info.name]
     if info.annotation is bool:
         return ("true", "false")
-    return typing.get_args(info.annotation) if typing.get_origin(info.annotation) is Literal else ()
+    return info.names
 
 
 def written(name: str, value: Any) -> str:

@@ -29,12 +29,14 @@ class Member:
 
     seed: int
     algo: str
-    overrides: tuple[tuple[str, float], ...] = ()
+    overrides: tuple[tuple[str, float | str], ...] = ()
 
     @property
     def variant(self) -> str:
         """The algorithm and its swept values, e.g. `sv-dynamic[lam=0.9]`."""
-        swept = ",".join(f"{name}={value:g}" for name, value in self.overrides)
+        swept = ",".join(
+            f"{name}={value if isinstance(value, str) else f'{value:g}'}" for name, value in self.overrides
+        )
         return f"{self.algo}[{swept}]" if swept else self.algo
 
     @property
@@ -81,7 +83,7 @@ class TrainConfig:
 
     def members(self) -> list[Member]:
         """Algorithms x combinations of swept values x seeds, in that order."""
-        combinations: list[tuple[tuple[str, float], ...]] = [()]
+        combinations: list[tuple[tuple[str, float | str], ...]] = [()]
         for name, values in self.run.sweep.items():
             combinations = [(*c, (name, v)) for c in combinations for v in values]
         return [Member(s, a, c) for a in self.run.algo for c in combinations for s in self.run.seeds]

@@ -67,6 +67,34 @@ def vtrace(
     return jax.lax.stop_gradient(value) + excess
 
 
+def vtrace_noise(
+    ratio: Array,
+    reward: Array,
+    discount: Array,
+    cut: Array,
+    value: Array,
+    next_value: Array,
+    *,
+    lam: float | Array,
+    rho_max: float | Array,
+    rho_min: float | Array = 0.0,
+) -> Array:
+    """The expected square of y_t - value_t, y from `vtrace`, for a critic without error.
+
+    n_t = (rho_t delta_t)^2 + (discount_t c_t (1 - cut_t))^2 n_{t+1}
+
+    If value = V^pi and no ratio is clipped, rho_t delta_t has mean zero given all earlier steps, so the squares of the
+    terms of y - value add up: E[(y_t - value_t)^2] = E[n_t]. A larger mean square of y - value is an error of the
+    critic that keeps its sign over several steps.
+    """
+    check.number("lam", lam, 0.0, 1.0)
+    check.same_shape(value=value, ratio=ratio)
+    delta, keep = _errors(reward, discount, cut, value, next_value)
+    ratio = jax.lax.stop_gradient(jnp.asarray(ratio)).astype(delta.dtype)
+    rho = jnp.clip(ratio, rho_min, rho_max)
+    return _backwards(jnp.square(rho * delta), jnp.square(discount * keep * jnp.minimum(lam, ratio)))
+
+
 def retrace_gae(
     ratio: Array,
     reward: Array,

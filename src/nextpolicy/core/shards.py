@@ -44,6 +44,11 @@ class Shards:
         """The sum of each leaf over shards."""
         return tree if self.axis_name is None else jax.lax.psum(tree, self.axis_name)
 
+    def quantile(self, x: Array, share: float, valid: Array | None = None) -> Array:
+        """The quantile of the valid samples; with several shards, the largest of theirs."""
+        found = jnp.quantile(x, share) if valid is None else jnp.nanquantile(jnp.where(valid, x, jnp.nan), share)
+        return found if self.axis_name is None else jax.lax.pmax(found, self.axis_name)
+
     def largest(self, x: Array) -> Array:
         """The maximum over all samples of all shards."""
         return jnp.max(x) if self.axis_name is None else jax.lax.pmax(jnp.max(x), self.axis_name)

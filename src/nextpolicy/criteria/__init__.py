@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from nextpolicy.criteria.stable_values import StableValues
+from nextpolicy.criteria.any_signal import SIGNALS, AnySignal
 from nextpolicy.settings import Settings, pytree
 from nextpolicy.types import Array, Evidence, Metrics, PyTree
 
@@ -46,7 +46,7 @@ class NoSettings(Settings):
 
 
 OWN = "own"  # the recorded name of a criterion that the caller passed as an object
-CRITERIA: dict[str, type[RegisteredCriterion]] = {c.name: c for c in (StableValues,)}
+CRITERIA: dict[str, type[RegisteredCriterion]] = {**{c.name: c for c in SIGNALS}, AnySignal.name: AnySignal}
 
 
 def register(criterion: type[RegisteredCriterion]) -> None:

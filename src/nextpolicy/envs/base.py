@@ -100,6 +100,8 @@ class EnvSpec:
     own_obs_shape: tuple[int, ...] | None = None  # of one observation before `HostEnv.arrange`; host only
     first_state: int | None = None  # the smallest of a discrete observation space; host only
     obs_tree: Tree | None = None  # the environment's own observations, if they were nested and are now vectors
+    # Probabilities [S, A] of a policy on `obs_table` -> its exact value in the start state; None: cannot be solved.
+    start_value: Callable[[Array], Array] | None = field(default=None, compare=False)
 
     @property
     def obs_scale(self) -> np.ndarray | None:

@@ -50,6 +50,7 @@ class FourRooms:
             obs_dtype=table.dtype,
             time_limit=time_limit,
             obs_table=table,
+            start_value=self.start_value,
         )
         self._time_limit = time_limit
         self._start = exact.state_index(*start, name="start")
@@ -75,6 +76,12 @@ class FourRooms:
         reward = terminated.astype(jnp.float32)
         fresh = self.reset(key_reset, len(position))
         return auto_reset(fresh, successor, position, reward, terminated, truncated)
+
+    def start_value(self, policy: Array) -> Array:
+        """V^pi(s_0) of a policy [S, A], with the `gamma` of the MDP: (I - gamma P_pi)^-1 R_pi in the start state."""
+        P = jnp.einsum("sa,sat->st", policy, jnp.asarray(self.mdp.P, policy.dtype))
+        reward = jnp.sum(policy * jnp.asarray(self.mdp.R, policy.dtype), axis=-1)
+        return jnp.linalg.solve(jnp.eye(len(P), dtype=P.dtype) - self.mdp.gamma * P, reward)[self._start]
 
     def render(self, state: FourRoomsState) -> np.ndarray:
         """The map seen from above, uint8 [208, 208, 3], for the state of one environment."""

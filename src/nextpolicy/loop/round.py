@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from nextpolicy.core.shards import Shards
 from nextpolicy.loop.keys import RoundKeys, learning_keys
 from nextpolicy.loop.state import Agent, Hypers, Setup
-from nextpolicy.types import Array, Episodes, Evidence, Metrics, Rollout
+from nextpolicy.nets.heads import Categorical
+from nextpolicy.types import Array, Episodes, Evidence, Metrics, PolicySnapshot, Rollout
 
 
 def one_round(
@@ -33,6 +34,7 @@ def one_round(
 
     # 2. Decide: a fixed period decides for plain and static members, the criterion for dynamic ones.
     rounds_held = agent.rounds_held + 1
+    evidence = with_exact_values(setup, evidence, agent.target, algorithm.behaviour(learner))
     state, wanted, why = criterion.update(agent.criterion, evidence, hypers.criterion, progress)
     check_metrics(fit | why)
     accept = jnp.where(hypers.period > 0, rounds_held >= hypers.period, wanted)
@@ -51,6 +53,23 @@ def one_round(
         "rounds_held": rounds_held,
         "finite": fit.get("finite", jnp.asarray(True)),
     }
+
+
+def with_exact_values(
+    setup: Setup, evidence: Evidence, target: PolicySnapshot, behaviour_next: PolicySnapshot
+) -> Evidence:
+    """Add the exact values of both policies where the environment can solve for them. Unused, they cost nothing."""
+    solve, table = setup.spec.start_value, setup.spec.obs_table
+    if solve is None or table is None:
+        return evidence
+    rows = jnp.arange(len(table))
+
+    def value(snapshot: PolicySnapshot) -> Array:
+        dist = setup.networks.policy(snapshot)(rows)
+        assert isinstance(dist, Categorical)
+        return solve(jax.nn.softmax(dist.logits))
+
+    return evidence._replace(start_value=value(target), next_start_value=value(behaviour_next))
 
 
 def check_metrics(metrics: Metrics) -> None:

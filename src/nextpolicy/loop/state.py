@@ -102,11 +102,10 @@ def population_hypers(config: TrainConfig, criterion_params: PyTree | None = Non
 
 
 def _columns(settings: list[Settings]) -> Any:
-    """One settings object whose traced fields are arrays [M]."""
+    """One settings object whose traced fields are arrays [M]. Of a field with named values, these are their numbers."""
     infos = [info for info in field_infos("", type(settings[0])) if info.traced]
-    columns = {
-        i.name: np.asarray([getattr(s, i.name) for s in settings], bool if i.annotation is bool else np.float32)
-        for i in infos
+    columns: dict[str, np.ndarray] = {
+        i.name: np.asarray([i.number(getattr(s, i.name)) for s in settings], i.number_type) for i in infos
     }
     made = object.__new__(type(settings[0]))  # skips validation, which expects scalars
     for field in fields(settings[0]):  # type: ignore[arg-type]

@@ -51,6 +51,10 @@ class Categorical(NamedTuple):
         p = jnp.exp(self.logits)
         return jnp.sum(jnp.where(p > 0, p * (self.logits - other.logits), 0.0), axis=-1)
 
+    def tv(self, other: Categorical) -> Array:
+        """1/2 sum_a |p(a) - q(a)| [...]."""
+        return 0.5 * jnp.sum(jnp.abs(jnp.exp(self.logits) - jnp.exp(other.logits)), axis=-1)
+
 
 class DiagonalGaussian(NamedTuple):
     """Diagonal Gaussian; `mean` and `log_std` are [..., A]. Actions are not squashed; the environment clips them."""
@@ -86,6 +90,11 @@ class DiagonalGaussian(NamedTuple):
         shift = jnp.square((self.mean - other.mean) * jnp.exp(-other.log_std))
         return 0.5 * jnp.sum(spread + shift - 1.0 + 2.0 * (other.log_std - self.log_std), axis=-1)
 
+    def tv(self, other: DiagonalGaussian) -> Array:
+        """An upper bound [...]: the smaller of Pinsker's, sqrt(KL / 2), and that of Bretagnolle and Huber."""
+        kl = self.kl(other)
+        return jnp.sqrt(jnp.maximum(jnp.minimum(0.5 * kl, -jnp.expm1(-kl)), 0.0))
+
 
 class MultiCategorical(NamedTuple):
     """C independent categoricals; actions are int32 [..., C].
@@ -119,6 +128,10 @@ class MultiCategorical(NamedTuple):
     def kl(self, other: MultiCategorical) -> Array:
         """KL(self || other) [...]."""
         return jnp.sum(self._each.kl(other._each), axis=-1)
+
+    def tv(self, other: MultiCategorical) -> Array:
+        """An upper bound [...]: 1 - prod_c (1 - TV_c), reached by coupling each component optimally."""
+        return 1.0 - jnp.prod(1.0 - self._each.tv(other._each), axis=-1)
 
 
 Distribution = Categorical | MultiCategorical | DiagonalGaussian

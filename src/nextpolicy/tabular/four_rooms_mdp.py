@@ -45,7 +45,7 @@ DOORWAYS = {"top": (3, 6), "left": (6, 2), "right": (7, 9), "bottom": (10, 6)}
 
 ROOMS = ("top-left", "top-right", "bottom-left", "bottom-right", "doorway")
 
-NOISES = ("fail", "success", "none")
+NOISES = ("fail", "third", "success", "none")
 _INDEX: npt.NDArray[np.int64] = np.full(WALLS.shape, -1)
 _INDEX[~WALLS] = np.arange(len(cells))
 
@@ -104,9 +104,8 @@ def move_probabilities(noise: str = "fail") -> FloatArray:
     """[action, move]: the probability of each move given the intended action."""
     check.one_of("noise", noise, NOISES)
     moves = len(MOVES)
-    if noise == "fail":
-        return np.asarray(np.where(np.eye(moves, dtype=bool), 0.8, 0.2 / (moves - 1)))
-    return np.asarray(0.2 * np.eye(moves) + 0.8 / moves) if noise == "success" else np.eye(moves)
+    failure = {"fail": 0.2, "third": 1 / 3, "success": 0.6, "none": 0.0}[noise]  # a failed move takes another direction
+    return np.asarray(np.where(np.eye(moves, dtype=bool), 1.0 - failure, failure / (moves - 1)))
 
 
 def observations() -> npt.NDArray[np.float32]:

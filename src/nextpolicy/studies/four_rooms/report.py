@@ -259,6 +259,7 @@ def _rest(out: page.Page, study: Study) -> None:
 
 _NOISE = {
     "fail": "a step goes as intended with probability 0.8 and in each other direction with 0.2 / 3",
+    "third": "with probability 1/3 a step goes in one of the other three directions, otherwise as intended",
     "success": "with probability 0.8 a step goes in a random direction, otherwise as intended",
     "none": "every step goes as intended",
 }

@@ -71,7 +71,7 @@ def variants(mdp: TabularMDP, settings: Settings) -> dict[str, Callable[[np.rand
     """The algorithms by name. Each call is one run from the uniform policy."""
     start = np.full((mdp.states, mdp.actions), 1.0 / mdp.actions)
     mirror = mirror_descent_step(settings.step_size)
-    gate = GateParams(settings.delta_v, settings.k_min, settings.k_max, 0.0, False)
+    gate = GateParams.dynamic(settings.delta_v, settings.k_min, settings.k_max)
 
     def api(improve: Improve, rng: np.random.Generator, evaluate: Evaluate | None = None) -> History:
         critic = evaluate or LearningCritic(settings.sigma, settings.samples)

@@ -1,0 +1,69 @@
+"""The evidence for a criterion, from the rollout, the targets and the policies of a round."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from nextpolicy.core.shards import Shards
+from nextpolicy.types import Array, Distribution, Evidence, Rollout
+
+
+class Targets(NamedTuple):
+    """The targets of a round, all [T, N] and constant during its gradient steps."""
+
+    value: Array  # v_k(s_t): the critic before this round's gradient steps
+    value_target: Array  # y_t: V-trace estimate of V^pi(s_t) for the frozen target pi
+    advantage: Array  # A_t: estimate of A^pi(s_t, a_t), normalised
+    ratio: Array  # pi(a_t|s_t) / beta_k(a_t|s_t)
+    noise: Array  # expected square of value_target - value, if v_k is exact
+    raw_advantage: Array  # A_t before it is normalised
+
+
+def measure(
+    shards: Shards,
+    rollout: Rollout,
+    targets: Targets,
+    again: Targets,
+    target_dist: Distribution | None,
+    next_dist: Distribution,
+    fitted: Array | None,
+) -> Evidence:
+    """How far values and policies moved, averaged over this round's states.
+
+    again        the targets once more, from the critic v_{k+1}
+    target_dist  pi; None: pi is beta_k
+    next_dist    beta_{k+1}
+    fitted       whether the critic was trained on a sample, [T, N]; None: on all of them
+
+    The compiler removes what neither the criterion nor a metric reads.
+    """
+    valid, behaviour_dist = rollout.valid, rollout.behaviour_dist
+    mean = partial(shards.mean, valid=valid)
+    kl_step, tv_step = mean(behaviour_dist.kl(next_dist)), behaviour_dist.tv(next_dist)
+    square = jnp.square(targets.value_target - targets.value)
+    next_ratio = jnp.exp(next_dist.log_prob(rollout.action) - rollout.behaviour_log_prob)
+    found = Evidence(
+        diff_target=mean(jnp.abs(targets.value_target - targets.value)),
+        diff_network=mean(jnp.abs(again.value - targets.value)),
+        scale=mean(jnp.abs(targets.value_target)),
+        kl_step=kl_step,
+        kl_drift=jnp.zeros_like(kl_step) if target_dist is None else mean(target_dist.kl(behaviour_dist)),
+        kl_jump=kl_step if target_dist is None else mean(target_dist.kl(next_dist)),
+        ratio_ess=jnp.square(mean(targets.ratio)) / jnp.maximum(mean(jnp.square(targets.ratio)), 1e-30),
+        residual=jnp.sqrt(mean(square)),
+        noise=jnp.sqrt(mean(targets.noise)),
+        tv_step=mean(tv_step),
+        tv_step_high=shards.quantile(tv_step, 0.95, valid),
+        sign_changes=mean((targets.raw_advantage > 0) != (again.raw_advantage > 0)),
+        gain=mean(next_ratio * targets.raw_advantage),
+    )
+    if fitted is None:
+        return found
+    held_out = ~fitted if valid is None else ~fitted & valid
+    return found._replace(
+        residual_held_out=jnp.sqrt(shards.mean(square, held_out)),
+        noise_held_out=jnp.sqrt(shards.mean(targets.noise, held_out)),
+    )

@@ -1,0 +1,79 @@
+"""What a round measures for its criterion, and environments that the critic is not trained on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nextpolicy.algos.evidence import Targets
+from nextpolicy.loop.state import init_agent
+from nextpolicy.types import Evidence, Rollout
+
+from .test_round import N, hypers_of, make_rollout, setup_of
+
+quick = pytest.mark.quick_compilation
+PLAIN: dict[str, Any] = {"advantage_norm": "none", "max_grad_norm": np.inf}
+
+
+def learned(data: Rollout | None = None, **fields: Any) -> tuple[Any, Any, Evidence, Targets, Rollout]:
+    """(setup, learner after the round, evidence, targets, rollout), with the initial target."""
+    setup = setup_of(**PLAIN | fields)
+    hypers, agent = hypers_of(setup), init_agent(setup, jax.random.key(0))
+    other = init_agent(setup, jax.random.key(5)).target  # not the policy that collected
+    data = make_rollout(setup, agent, 1) if data is None else data
+    log_prob = setup.networks.policy(other)(data.obs).log_prob(data.action)
+    targets = setup.algorithm.evaluate_target(hypers.algorithm, agent.learner, data, log_prob)
+    learner, evidence, _ = setup.algorithm.learn(
+        hypers.algorithm, agent.learner, other, data, jax.random.key(1), jnp.zeros(())
+    )
+    return setup, learner, evidence, targets, data
+
+
+@quick
+def test_the_gain_is_the_advantage_of_the_next_policy_on_the_data_of_this_one() -> None:
+    setup, learner, evidence, targets, data = learned()
+    after = setup.networks.policy(setup.algorithm.behaviour(learner))(data.obs)
+    weight = np.exp(np.asarray(after.log_prob(data.action) - data.behaviour_log_prob))
+    expected = np.mean(weight * np.asarray(targets.advantage))
+    assert abs(weight - 1).max() > 1e-3
+    np.testing.assert_allclose(evidence.gain, expected, rtol=1e-4)
+    scaled = learned(advantage_norm="scale")
+    assert abs(float(scaled[2].gain) - float(np.mean(np.asarray(scaled[3].advantage)))) > 1e-3  # not the normalised one
+
+
+@quick
+def test_residual_and_noise_are_those_of_the_whole_batch_and_of_the_held_out_environments() -> None:
+    _, _, evidence, targets, _ = learned(held_out=0.25)
+    square = np.square(np.asarray(targets.value_target) - np.asarray(targets.value))
+    noise = np.asarray(targets.noise)
+    np.testing.assert_allclose(evidence.residual, np.sqrt(square.mean()), rtol=1e-4)
+    np.testing.assert_allclose(evidence.noise, np.sqrt(noise.mean()), rtol=1e-4)
+    np.testing.assert_allclose(evidence.residual_held_out, np.sqrt(square[:, N - 1].mean()), rtol=1e-4)
+    np.testing.assert_allclose(evidence.noise_held_out, np.sqrt(noise[:, N - 1].mean()), rtol=1e-4)
+    assert np.isnan(learned()[2].residual_held_out)
+
+
+@quick
+def test_the_critic_is_not_trained_on_held_out_environments() -> None:
+    def critic(fields: dict[str, Any], extra: float) -> Any:
+        data = learned()[4]
+        reward = data.reward.at[:, N - 1].add(extra)
+        return jax.tree.leaves(learned(data._replace(reward=reward), **fields)[1].params["critic"])
+
+    same = [np.array_equal(a, b) for a, b in zip(critic({"held_out": 0.25}, 0.0), critic({"held_out": 0.25}, 7.0))]
+    differ = [np.array_equal(a, b) for a, b in zip(critic({}, 0.0), critic({}, 7.0))]
+    assert all(same)
+    assert not any(differ)
+
+
+@quick
+def test_an_invalid_step_is_neither_trained_on_nor_held_out() -> None:
+    data = learned()[4]
+    valid = jnp.ones_like(data.terminated).at[:3, N - 1].set(False)
+    _, _, evidence, targets, _ = learned(data._replace(valid=valid), held_out=0.25)
+    square = np.square(np.asarray(targets.value_target) - np.asarray(targets.value))
+    np.testing.assert_allclose(evidence.residual_held_out, np.sqrt(square[3:, N - 1].mean()), rtol=1e-4)
