@@ -342,7 +342,7 @@ def test_help_explains_every_field(capsys: pytest.CaptureFixture, monkeypatch: p
     assert "Initial learning rate of Adam. Takes a number. Default 0.001." in text  # the preset's
     assert "or several seeds. Takes a number of seeds or several seeds. Default 1." in text
     assert "Default false." in text
-    groups = ("environment:", "networks:", "algorithm ppo:", "criterion stable-values:", "training:")
+    groups = ("environment:", "networks:", "algorithm ppo:", "every criterion:", "training:")
     places = [text.index(f" {group} --") for group in groups]
     assert places == sorted(places)
     assert places[3] < text.index("--delta-v") < places[4]

@@ -97,7 +97,9 @@ def test_a_criterion_checks_its_own_settings_and_those_of_others_are_refused():
     presets.build("probe/action", algo="ppo", criterion="patience", patience=13)  # which does not ask it
     with pytest.raises(ConfigError, match=r"patience: expected a whole number .*, got 0"):
         presets.build("probe/action", criterion="patience", patience=0)
-    with pytest.raises(ConfigError, match=r"k_min: expected a field of this .* got one of criterion stable-values"):
+    with pytest.raises(
+        ConfigError, match=r"k_min: expected a field of this .* got one of criteria stable-values, network-change"
+    ):
         presets.build("probe/action", criterion="patience", k_min=1)
 
 

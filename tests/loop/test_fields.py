@@ -28,6 +28,7 @@ BASE: dict[str, Any] = {
     "algo": ("sv-static",),
     "static_k": 3,
 }
+HELD: dict[str, Any] = {"algo": ("sv-dynamic",), "k_min": 1, "k_max": 6}
 DYNAMIC: dict[str, Any] = {"algo": ("sv-dynamic",), "delta_v": 0.0, "k_min": 3, "k_max": 6}
 
 # field: (its other value, what must hold beside it for the field to have something to do)
@@ -50,6 +51,10 @@ TRACED: dict[str, tuple[Any, dict[str, Any]]] = {
     "decay_k_max": (True, {**DYNAMIC, "decay_fraction": 0.9}),
     "static_k": (2, {}),
     "algo": (("ppo",), {}),
+    "delta_tv": (1.0, {**HELD, "criterion": "policy-step", "delta_tv": 0.0}),
+    "least_ess": (1.0, {**HELD, "criterion": "ess-floor", "least_ess": 0.0}),
+    "error_weight": (0.0, {**HELD, "criterion": "certificate", "error_weight": 1e9}),
+    "signal": ("ess-floor", {**HELD, "criterion": "any-signal", "least_ess": 1.0, "delta_v": 0.0}),
 }
 FOUR_ROOMS: dict[str, Any] = {"env": "four-rooms", "env_options": {}}
 STATIC: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -72,6 +77,7 @@ STATIC: dict[str, tuple[Any, dict[str, Any]]] = {
     "advantage_norm": ("standardise", {}),
     "truncation": ("terminal", {}),
     "diff_kind": ("network", {**DYNAMIC, "delta_v": 0.05, "k_min": 1}),
+    "held_out": (0.25, {}),
     "normalise_obs": (True, {}),
     "normalise_reward": (True, {}),
 }
@@ -102,7 +108,8 @@ def compiled(config_json: str) -> Any:
 def outcome(config: TrainConfig) -> Any:
     job = make_job(config)
     hypers = jax.tree.map(lambda x: jnp.asarray(x[0]), job.hypers)
-    static = config.replace(**{name: TrainConfig().value(name) for name in TRACED})
+    own = config.fields()
+    static = config.replace(**{name: FIELDS[name].default for name in TRACED if name in own})
     agent = fetch(compiled(static.to_json())(hypers))
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(agent.learner.params))
     return agent.learner.params, agent.target.params

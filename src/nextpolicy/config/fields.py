@@ -63,7 +63,10 @@ class _AllFields(Mapping[str, FieldInfo]):
         return any(name in fields for fields in self._combinations())
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys(name for fields in self._combinations() for name in fields))
+        """By section, so that the fields of all criteria stand before those of the run."""
+        infos = {info.name: info for fields in self._combinations() for info in fields.values()}
+        sections = list(dict.fromkeys(info.section for info in infos.values()))
+        return iter(sorted(infos, key=lambda name: sections.index(infos[name].section)))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -79,11 +82,17 @@ FIELDS: Mapping[str, FieldInfo] = _AllFields()  # the fields that the command li
 
 def owner(name: str) -> str:
     """The algorithms and criteria that have this field."""
-    groups: dict[str, type[Settings]] = {
-        **{f"algorithm {a.name}": a.settings for a in ALGORITHMS.values()},
-        **{f"criterion {c.name}": c.settings for c in CRITERIA.values()},
-    }
-    return " and ".join(g for g, cls in groups.items() if name in {f.name for f in dataclasses.fields(cls)})  # type: ignore[arg-type]
+    found = []
+    for kind, kinds, settings in (
+        ("algorithm", "algorithms", {a.name: a.settings for a in ALGORITHMS.values()}),
+        ("criterion", "criteria", {c.name: c.settings for c in CRITERIA.values()}),
+    ):
+        having = [each for each, cls in settings.items() if name in {info.name for info in field_infos("", cls)}]
+        if len(having) == len(settings) > 1:
+            found.append(f"every {kind}")
+        elif having:
+            found.append(f"{kinds if having[1:] else kind} {', '.join(having)}")
+    return " and ".join(found)
 
 
 def known_field(name: str) -> FieldInfo:

@@ -15,7 +15,7 @@ PANELS = {
     "ppo_entropy_late": "entropy of PPO's policy, last 10 % of steps",
     "ratio_ess": "effective sample size of the variant, share of the batch",
 }
-LEAST = 3  # environments of a correlation
+LEAST = 5  # environments of a rank correlation; of fewer, chance alone often makes it 1
 
 
 def figure(suite: str, tables: dict[str, pd.DataFrame], variants: list[str]) -> Figure | None:
@@ -28,6 +28,7 @@ def figure(suite: str, tables: dict[str, pd.DataFrame], variants: list[str]) -> 
     for axes, (name, label) in zip(panels, PANELS.items(), strict=True):
         for variant, points in found[name].items():
             _draw(axes, points, variant, variants)
+        _name(axes, pd.concat(found[name].values()))
         ranks = [f"{variant} {_rank(points)}" for variant, points in found[name].items()]
         axes.set_title(literal(f"{suite_name(suite)}; rank correlation: {', '.join(ranks)}"), fontsize=8)
         axes.axhline(0, color="#bbbbbb", linewidth=0.8)
@@ -52,9 +53,13 @@ def _draw(axes: Axes, points: pd.DataFrame, variant: str, variants: list[str]) -
     marker = "s" if is_second(variant, variants) else "o"
     colour = colour_of(variant, variants)
     axes.scatter(points["x"], points["score"], color=colour, s=24, marker=marker, label=variant, zorder=3)
-    for env, x, y in points.itertuples(index=False):
+
+
+def _name(axes: Axes, points: pd.DataFrame) -> None:
+    """Name the environments, once where all variants have the same x: at the highest point."""
+    for (env, x), score in points.groupby(["env", "x"])["score"].max().items():
         short = literal(env.partition("/")[2] or env)
-        axes.annotate(short, (x, y), (4, 3), textcoords="offset points", fontsize=5, color="#666666")
+        axes.annotate(short, (x, score), (4, 3), textcoords="offset points", fontsize=6, color="#666666")
 
 
 def _rank(points: pd.DataFrame) -> str:

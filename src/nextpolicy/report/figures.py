@@ -127,8 +127,8 @@ def _variants(runs: Sequence[Run]) -> list[str]:
 
 
 def _grid(envs: int) -> tuple[Figure, list[Axes]]:
-    columns = min(4, envs)
-    lines = math.ceil(envs / columns)
+    lines = math.ceil(envs / 4)
+    columns = math.ceil(envs / lines)  # as many in each line, so that five do not leave three places empty
     figure = Figure(figsize=(max(WIDTH * columns, 4), 2.5 * lines + 0.5), layout="constrained")
     axes = [figure.add_subplot(lines, columns, i + 1) for i in range(envs)]
     for each in axes:
