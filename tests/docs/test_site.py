@@ -89,7 +89,7 @@ def test_the_configuration_reference_has_every_field_and_preset(site: Path) -> N
     section = re.sub(r"<[^>]*>", " ", section[: section.index('id="reward_clip"')])
     for reading in READINGS.values():
         assert str(reading["brax"]["warmup_steps"]) in section
-    section = page[page.index('id="delta_v"') : page.index('id="k_min"')]
+    section = page[page.index('id="delta_v"') : page.index('id="diff_kind"')]
     for preset, values in PRESETS.items():
         assert f"<th>{preset}</th>" in section
         assert f"<code>{values['delta_v']}</code>" in section

@@ -33,7 +33,7 @@ def test_a_schedule_allows_one_share_and_a_gate_a_range(tmp_path: Path) -> None:
 
 
 def test_points_are_environments_with_both_numbers(tmp_path: Path) -> None:
-    for i, env in enumerate(("ant", "hopper", "reacher", "pusher")):
+    for i, env in enumerate(("ant", "hopper", "reacher", "pusher", "walker2d")):
         entropy = {"entropy": lambda algo, seed, k, i=i: np.full(len(k), 1.0 + i)}
         score = {"episode_return": lambda algo, seed, k, i=i: np.full(len(k), 10.0 - (algo == "sv-dynamic") * i)}
         write_run(tmp_path / "runs" / env, f"brax/{env}", seeds=1, columns=GATE | entropy | score)

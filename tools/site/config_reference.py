@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from nextpolicy.config import FIELDS, describe, written
+from nextpolicy.config.fields import owner
 from nextpolicy.config.presets import PRESETS, READINGS
-from nextpolicy.config.schema import TrainConfig
 from nextpolicy.settings import FieldInfo
 
 _SECTIONS = {
@@ -61,21 +61,22 @@ def _lines() -> Iterator[str]:
         "  shows both.",
         "- a name of the table above: the settings of those environments, on any environment.",
     )
-    config = TrainConfig()
     for section, title in _SECTIONS.items():
         yield from ("", f"## {title}")
         for info in FIELDS.values():
             if info.section == section:
-                yield from _field(info, config.value(info.name))
+                yield from _field(info)
 
 
-def _field(info: FieldInfo, default: Any) -> Iterator[str]:
+def _field(info: FieldInfo) -> Iterator[str]:
     swept = " Can be swept." if info.traced else ""
     yield from ("", f"### `{info.name}` {{#{info.name}}}", "", _escaped(info.help), "")
     if info.name == "env":
         yield f"Takes {_accepted(info)}. It has to be given."
         return
-    values = {preset: _in_preset(info.name, preset, default) for preset in _ORDER}
+    if info.section == "criterion" and (having := owner(info.name)) != "every criterion":
+        yield from (f"Of {having}.", "")
+    values = {preset: _in_preset(info.name, preset, info.default) for preset in _ORDER}
     if len(set(values.values())) == 1:
         yield f"Takes {_accepted(info)}. Default: {values['default']}.{swept}"
         return
