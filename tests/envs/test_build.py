@@ -45,6 +45,19 @@ def test_an_unknown_id_is_answered_with_the_nearest(wrong, nearest):
     assert "\n" not in message
 
 
+@pytest.mark.parametrize("wrong", ["gym/ALE/Breakout-v5", "gym/BreakoutNoFrameskip-v4"])
+def test_ids_of_ale_py_are_answered_with_ours(wrong):
+    with pytest.raises(ValueError, match=r"; Atari games have ids such as atari/Breakout$"):
+        build.make_host(wrong)
+
+
+def test_listing_atari_does_not_add_its_ids_to_gymnasiums():
+    pytest.importorskip("ale_py")
+    everything = build.names()
+    assert "atari/Breakout" in everything
+    assert not [each for each in everything if each.startswith("gym/ALE") or "NoFrameskip" in each]
+
+
 @pytest.mark.parametrize("wrong", ["", "/", "gymnax", "gymnax/", "four-rooms/", "zzzzzz/qqqqqq"])
 def test_what_resembles_nothing_is_still_a_one_line_error(wrong):
     with pytest.raises(ValueError, match="expected a known id") as caught:
@@ -81,7 +94,7 @@ def test_an_unknown_option_is_named_with_what_is_taken(env_id, taken):
 @pytest.mark.parametrize(
     ("env_id", "options", "message"),
     [
-        ("four-rooms", {"noise": "loud"}, "noise: expected one of 'fail', 'success', 'none', got 'loud'"),
+        ("four-rooms", {"noise": "loud"}, "noise: expected one of 'fail', 'third', 'success', 'none', got 'loud'"),
         ("four-rooms", {"time_limit": 0}, "four-rooms time_limit: expected a whole number of at least 1, got 0"),
         ("four-rooms", {"goal": (0, 0)}, "goal: expected a free cell, got .0, 0., a wall"),
         ("brax/fast", {"reset": "warm"}, "brax/fast reset: expected one of 'fresh', 'cached', got 'warm'"),

@@ -21,6 +21,7 @@ from nextpolicy.cli import main as cli
 from nextpolicy.config import FIELDS, ConfigError, TrainConfig, presets
 from nextpolicy.envs import build as envs
 from nextpolicy.run.folder import RunError
+from nextpolicy.run.job import make_job
 
 from .helpers import SMALL, contents, environment
 
@@ -403,3 +404,10 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(
     assert "  warmup_steps = 16" in said
     assert not list(tmp_path.iterdir())
     assert cli.main(["train", "probe/action", "--dry-run", "--num-envs", "0"]) == 2
+
+
+def test_every_environment_trains_with_its_own_preset() -> None:
+    """Built and traced, not compiled; those of the first hour, without the optional packages of others."""
+    for env in [*envs.names("gymnax"), *envs.names("probe"), "four-rooms"]:
+        job = make_job(presets.build(env))
+        assert jax.tree.leaves(job.template()), env

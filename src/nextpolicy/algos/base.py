@@ -19,6 +19,7 @@ class Parts(NamedTuple):
     obs_shape: tuple[int, ...]
     batch_size: int  # samples per round on one shard
     shards: Shards
+    numbered_obs: bool = False  # whether observations are numbers of states, which nothing normalises
 
 
 class Algorithm(Protocol):

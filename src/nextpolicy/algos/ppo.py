@@ -64,9 +64,10 @@ class PPO:
     def init(self, key: Array) -> Learner:
         """Initial parameters and empty statistics."""
         params = self.networks.init(key)
+        normalises = self.static.normalise_obs and not self.parts.numbered_obs
         return Learner(
             params=params,
-            obs_stats=running_stats.init(self.parts.obs_shape) if self.static.normalise_obs else None,
+            obs_stats=running_stats.init(self.parts.obs_shape) if normalises else None,
             opt_state=self._optimiser().init(params),
             reward_stats=running_stats.init() if self.static.normalise_reward else None,
         )

@@ -60,7 +60,9 @@ class PPOSettings(Settings):
         high=0.5,
         interval="in [0, 0.5]",
     )
-    normalise_obs: bool = setting(False, "Whether observations are normalised by running statistics.")
+    normalise_obs: bool = setting(
+        False, "Whether observations are normalised by running statistics; numbers of states never are."
+    )
     normalise_reward: bool = setting(
         False, "Whether rewards are divided by the running standard deviation of the discounted return."
     )

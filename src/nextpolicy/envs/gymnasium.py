@@ -50,10 +50,13 @@ CLOSE_SECONDS = 5.0  # for closing; then processes are killed and threads abando
 
 
 def names() -> list[str]:
-    """Ids that are registered with Gymnasium; `module:Id` names one that a module registers."""
+    """Ids that are registered with Gymnasium; `module:Id` names one that a module registers.
+
+    Without those of ale_py, which registers its games when it is imported; ours are `atari/...`.
+    """
     import gymnasium
 
-    return list(gymnasium.registry)
+    return [name for name, spec in gymnasium.registry.items() if not str(spec.entry_point).startswith("ale_py")]
 
 
 def make(name: str, **options: object) -> GymnasiumEnv:

@@ -8,6 +8,7 @@ line to `_MODULES`. Its optional packages, if any, become an extra in pyproject.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -135,6 +136,9 @@ def preset_of(env_id: str) -> str:
     return "default" if backend is None else backend.preset(name_of(env_id))
 
 
+_ATARI = re.compile(r"/(?:ALE/(\w+)-v\d|(\w+)NoFrameskip-v\d)$")  # ids of ale_py
+
+
 def unknown(env_id: str, known: Iterable[str]) -> str:
     """An error message with the nearest known ids; the search ignores case and a wrong or missing prefix."""
     by_spelling: dict[str, list[str]] = {}
@@ -145,4 +149,6 @@ def unknown(env_id: str, known: Iterable[str]) -> str:
     near = [match for word in wanted for match in difflib.get_close_matches(word, by_spelling, n=3, cutoff=0.6)]
     nearest = list(dict.fromkeys(each for match in near for each in by_spelling[match]))[:3]
     hint = f"nearest: {', '.join(nearest)}" if nearest else "`nextpolicy envs` lists them"
+    if atari := _ATARI.search(env_id):
+        hint = f"Atari games have ids such as atari/{atari[1] or atari[2]}"
     return f"environment: expected a known id, got {env_id!r}; {hint}"

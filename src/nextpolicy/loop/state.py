@@ -71,7 +71,7 @@ class Setup:
     @property
     def algorithm(self) -> Algorithm:
         batch_size = self.local_envs * self.config.environment.rollout_length
-        parts = Parts(self.networks, self.spec.obs_shape, batch_size, self.shards)
+        parts = Parts(self.networks, self.spec.obs_shape, batch_size, self.shards, self.spec.obs_table is not None)
         return self.config.algorithm_class(self.config.algorithm, parts)
 
     @property

@@ -170,7 +170,5 @@ def _networks(config: TrainConfig, spec: EnvSpec, actor: nn.Module | None, criti
         raise ConfigError(
             f"policy: expected {fitting!r} for {spec.id}, whose actions are {kind}, got {config.net.policy!r}"
         )
-    if getattr(config.algorithm, "normalise_obs", False) and spec.obs_table is not None:
-        raise ConfigError(f"normalise_obs: expected false for {spec.id}, whose observations are table rows, got true")
     check.own_modules(spec, actor, critic)
     return nets.build(spec, config.net, actor, critic)
