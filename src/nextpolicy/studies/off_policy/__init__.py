@@ -1,0 +1,1 @@
+"""How much does off-policy evaluation harm? Exact bias of the advantage estimators on Four Rooms."""
