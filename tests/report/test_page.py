@@ -76,7 +76,7 @@ def test_tiles_begin_with_the_best(page):
     assert tiles == ["1", "2"]  # medians of 240 and 110
     first = text_of(page.partition('<div class="tile"')[2].partition("</div>")[0].partition(">")[2])
     assert first.startswith("sv-static 240.0 % of PPO's score, median [")
-    assert first.endswith("significantly better on 1, worse on 1 of 2 environments")
+    assert first.endswith("better on 1, worse on 1 of 2 environments at p &lt; 0.1")
 
 
 def test_bars_are_sorted_and_say_who_leads(page):
@@ -149,7 +149,7 @@ def test_suites_are_named_where_there_are_several(tmp_path, page):
     assert "<h3>Brax</h3>" in both
     assert "<h3>MinAtar</h3>" in both
     assert "<p>On Brax, sv-static has a median" in both
-    assert " of 1 environment of Brax</small>" in both
+    assert " of 1 environment of Brax at p &lt; 0.1</small>" in both
 
 
 def test_curves_hold_every_member_and_their_mean(compared):

@@ -1,4 +1,4 @@
-"""`nextpolicy study four-rooms|criteria|theory`: the exact studies."""
+"""`nextpolicy study four-rooms|criteria|off-policy|theory`: the exact studies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIXED = ("env", "env_options", "algo", "total_env_steps", "sweep", "init_from")
 
 def main(arguments: Sequence[str]) -> None:
     """Run a study, then print its main results and the path of its report."""
-    studies = {"four-rooms": _four_rooms, "criteria": _criteria, "theory": _theory}
+    studies = {"four-rooms": _four_rooms, "criteria": _criteria, "off-policy": _off_policy, "theory": _theory}
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: nextpolicy study {{{','.join(studies)}}} ...   (see `nextpolicy study four-rooms --help`)")
         return
@@ -166,4 +166,39 @@ def _criteria_parser() -> Parser:
     return parser
 
 
-PARSERS = {"four-rooms": _four_rooms_parser, "criteria": _criteria_parser, "theory": _theory_parser}
+def _off_policy(arguments: Sequence[str]) -> None:
+    options = _off_policy_parser().parse(arguments)
+    from nextpolicy.studies.off_policy import bias, report
+    from nextpolicy.studies.theory.study import claim
+    from nextpolicy.tabular.four_rooms_mdp import move_probabilities
+
+    move_probabilities(options.noise)
+    path = Path(options.out) if options.out else _default_out("off-policy")
+    claim(path)
+    table = bias.table(options.noise)
+    page = report.write(path, table)
+    for number, line in enumerate(report.headlines(table), 1):
+        print(f"{number}. {line}")
+    print(f"report: {page}")
+
+
+def _off_policy_parser() -> Parser:
+    from nextpolicy.tabular.four_rooms_mdp import NOISES
+
+    parser = Parser(
+        prog="nextpolicy study off-policy",
+        description="Compute the exact bias of the advantage estimators on Four Rooms as a function of the drift.",
+        usage="nextpolicy study off-policy [--noise NOISE] [options]",
+        example="nextpolicy study off-policy",
+    )
+    parser.add_argument("--noise", default="fail", help=f"How moves fail: {', '.join(NOISES)}; default fail.")
+    parser.add_argument("--out", help="New folder for the study; default runs/study-off-policy-<time>.")
+    return parser
+
+
+PARSERS = {
+    "four-rooms": _four_rooms_parser,
+    "criteria": _criteria_parser,
+    "off-policy": _off_policy_parser,
+    "theory": _theory_parser,
+}

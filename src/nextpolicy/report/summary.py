@@ -48,7 +48,7 @@ def _against_ppo(shown: list[Row], comparison: Comparison) -> list[str]:
         better, worse = wins(table)
         scores.append(
             f"{row['variant']} has a median of {with_interval(row, 'median_pct_ppo', 1).shown} % of PPO's score, "
-            f"significantly better on {better} and worse on {worse} of {count(int(row['environments']), 'environment')}"
+            f"better on {better} and worse on {worse} of {count(int(row['environments']), 'environment')} at p < 0.1"
             + _speed(table, comparison.members)
         )
         gate.append(

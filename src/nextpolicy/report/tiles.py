@@ -45,7 +45,7 @@ def _against_ppo(row: Row, comparison: Comparison, variants: list[str]) -> str:
         variant_name(row["variant"]),
         f"{number(row['median_pct_ppo'], places=1)} %",
         f"of PPO's score, median {_interval(row, 'median_pct_ppo', 1)}",
-        f"significantly better on {better}, worse on {worse} of {html.escape(where)}",
+        f"better on {better}, worse on {worse} of {html.escape(where)} at p &lt; 0.1",
     )
 
 
