@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,6 +13,8 @@ from nextpolicy.run import processes
 from nextpolicy.studies.four_rooms.exact import kl
 from nextpolicy.studies.off_policy import bias
 from nextpolicy.tabular import four_rooms_mdp, solve
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 @pytest.fixture(autouse=True)
@@ -56,3 +60,16 @@ def test_the_study_from_the_command_line(small: None, tmp_path, capsys) -> None:
     assert "out: expected a new or empty folder" in capsys.readouterr().err
     assert cli.main(["study", "off-policy", "--noise", "loud"]) == 2
     assert "noise: expected one of" in capsys.readouterr().err
+
+
+def test_the_committed_table_is_that_of_the_study() -> None:
+    stored = pd.read_csv(RESULTS / "off-policy" / "bias.csv")
+    chosen = stored[(stored["share"] == 0.5) & np.isclose(stored["kl"], 0.01)].reset_index(drop=True)
+    mdp = four_rooms_mdp.four_rooms()
+    pi = bias.target_policy(mdp, 0.5)
+    beta = bias.drifted(mdp, pi, 0.01)
+    for kind, rho_max, *errors in chosen[["kind", "rho_max", "error", "relative", "sign"]].itertuples(index=False):
+        again = bias.errors(mdp, pi, beta, kind, rho_max)
+        np.testing.assert_allclose(
+            [again[name] for name in ("error", "relative", "sign")], errors, rtol=1e-3, atol=1e-8
+        )
