@@ -38,7 +38,7 @@ def test_target_and_drift_are_those_asked_for() -> None:
     assert (visited * kl(pi, beta)).sum() / visited.sum() == pytest.approx(0.02, rel=1e-6)
     assert solve.start_value(mdp, beta) > solve.start_value(mdp, pi)
     certain = np.eye(4)[solve.optimal(mdp).Q.argmax(-1)]  # mirror descent does not leave it
-    with pytest.raises(ValueError, match="drift: expected one that mirror descent reaches, got 0.02"):
+    with pytest.raises(ValueError, match=r"drift: expected one that mirror descent reaches, got 0.02"):
         bias.drifted(mdp, certain, 0.02)
 
 

@@ -77,11 +77,15 @@ class FourRooms:
         fresh = self.reset(key_reset, len(position))
         return auto_reset(fresh, successor, position, reward, terminated, truncated)
 
-    def start_value(self, policy: Array) -> Array:
-        """V^pi(s_0) of a policy [S, A], with the `gamma` of the MDP: (I - gamma P_pi)^-1 R_pi in the start state."""
+    def state_value(self, policy: Array) -> Array:
+        """V^pi = (I - gamma P_pi)^-1 R_pi [S] of a policy [S, A], with the `gamma` of the MDP."""
         P = jnp.einsum("sa,sat->st", policy, jnp.asarray(self.mdp.P, policy.dtype))
         reward = jnp.sum(policy * jnp.asarray(self.mdp.R, policy.dtype), axis=-1)
-        return jnp.linalg.solve(jnp.eye(len(P), dtype=P.dtype) - self.mdp.gamma * P, reward)[self._start]
+        return jnp.linalg.solve(jnp.eye(len(P), dtype=P.dtype) - self.mdp.gamma * P, reward)
+
+    def start_value(self, policy: Array) -> Array:
+        """V^pi(s_0) of a policy [S, A]."""
+        return self.state_value(policy)[self._start]
 
     def render(self, state: FourRoomsState) -> np.ndarray:
         """The map seen from above, uint8 [208, 208, 3], for the state of one environment."""

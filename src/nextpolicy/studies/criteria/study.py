@@ -143,11 +143,12 @@ def member_rows(noise: str, variant: str, found: group.Outcome, config: TrainCon
     for m, member in enumerate(found.members):
         one = {name: np.asarray(x[m], np.float64) for name, x in {**found.metrics, **found.exact}.items()}
         row = {"noise": noise, "variant": variant, "seed": member.seed, "batch_size": config.batch_size}
-        rows.append(row | _outcome(best, one, config.batch_size) | (_tracking(one) if variant in REFERENCE else {}))
+        rows.append(row | outcome(best, one, config.batch_size) | (_tracking(one) if variant in REFERENCE else {}))
     return rows
 
 
-def _outcome(best: float, one: Mapping[str, np.ndarray], batch_size: int) -> dict[str, Any]:
+def outcome(best: float, one: Mapping[str, np.ndarray], batch_size: int) -> dict[str, Any]:
+    """What the updates of a member were worth, and how fast it learned; its columns are [K], `best` is V*(s_0)."""
     value, accepted = one["value_behaviour"], one["accepted"] > 0
     gains = one["improvement"][accepted]
     near = np.flatnonzero(value >= best - CLOSE)
