@@ -10,7 +10,7 @@ The critic, static SV-PPO and dynamic SV-PPO each:
     exact     v = V^pi in the value targets and in the advantages
 
 The advantage: the three kinds, V-trace with rho_max 1, 5, 100 and inf; and `true`, A^pi itself. Settings that differ
-only in traced fields are trained as one program. `run` skips programs whose rows are in the file, and writes after each.
+only in traced fields are one program. `run` skips programs whose rows are in the file, and writes after each.
 """
 
 from __future__ import annotations
