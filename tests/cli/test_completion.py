@@ -53,6 +53,10 @@ def completed(script: Path, *words: str) -> list[str]:
         (("study", "four-rooms", "--noi"), ["--noise"]),
         (("resume", "--recomp"), ["--recompute-metrics"]),
         (("completion", ""), ["bash", "zsh"]),
+        (("eval", "run", "--policy", ""), ["target", "behaviour", "best"]),
+        (("export", "run", "folder", "--policy", "b"), ["behaviour", "best"]),
+        (("train", "four-rooms", "--policy", "c"), ["categorical"]),
+        (("study", "criteria", "--noise", "s"), ["success"]),
         (("train", "four-rooms", "--out", ""), []),  # files, by the shell itself
         (("train", "four-rooms", ""), []),
     ],

@@ -103,7 +103,11 @@ REFUSED: list[tuple[list[str], list[str]]] = [
         ["policy: expected 'gaussian' for probe/action-continuous, whose actions are continuous, got 'categorical'"],
     ),
     (["train", "probe/action", "--policy", "gaussian"], ["policy: expected 'categorical'"]),
-    (["train", "four-rooms", "--normalise-obs", "true"], ["normalise_obs: expected false"]),
+    (["train", "probe/action", "--algo", "sv-dynamic", "--criterion", "oracle"], ["criterion: expected oracle only"]),
+    (["train", "probe/action", "--criterion", "held-out"], ["held_out: expected a fraction above 0"]),
+    (["train", "probe/action", "--held-out", "0.001"], ["held_out: expected 0, or at least one of the"]),
+    (["train", "probe/action", "--criterion", "any-signal", "--sweep", "signal=oracle"], ["expected oracle only"]),
+    (["train", "probe/action", "--evaluate-episodes", "4"], ["--evaluate-episodes: expected --evaluate-every"]),
     (["train", "probe/action", "--torso", "nature"], ["torso: expected images", "got 'nature'"]),
     # other commands
     (["trian", "four-rooms"], ["unknown command 'trian'", "'train'"]),

@@ -14,6 +14,7 @@ from nextpolicy.types import Evidence
 
 QUIET = {name: jnp.zeros(()) for name in Evidence._fields}
 CALM = Evidence(**QUIET | {"scale": jnp.asarray(2.0), "ratio_ess": jnp.asarray(1.0)})
+CERTAIN = {"residual": 0.5, "noise": 0.3, "tv_step_high": 0.1, "tv_step": 0.9}
 
 
 def decision(name: str, evidence: Evidence, **settings: float) -> tuple[float, float, bool]:
@@ -36,6 +37,14 @@ def decision(name: str, evidence: Evidence, **settings: float) -> tuple[float, f
         ("policy-step", {"tv_step_high": 0.05}, {"delta_tv": 0.1}, 0.05, 0.5),
         ("ess-floor", {"ratio_ess": 0.9}, {"least_ess": 0.6}, 0.9, 1.5),
         ("ess-floor", {"ratio_ess": 0.3}, {"least_ess": 0.6}, 0.3, 0.5),
+        ("held-out", {"residual_held_out": 0.5, "noise_held_out": 0.3, "residual": 9.0}, {"delta_v": 0.1}, 0.4, 2.0),
+        ("held-out", {"residual_held_out": 0.3, "noise_held_out": 0.3, "residual": 9.0}, {"delta_v": 0.1}, 0.0, 0.0),
+        # error .4, drift 2 x .1 x .5, so 2 x (.4 + .1)
+        ("certificate", CERTAIN | {"gain": 0.5}, {"error_weight": 2.0}, 1.0, 2.0),
+        ("certificate", CERTAIN | {"gain": 2.0}, {"error_weight": 2.0}, 1.0, 0.5),
+        ("certificate", CERTAIN | {"gain": -1.0}, {"error_weight": 0.0}, 0.0, math.inf),
+        ("oracle", {"start_value": 0.6, "next_start_value": 0.3}, {}, 0.6, 2.0),
+        ("oracle", {"start_value": 0.3, "next_start_value": 0.6}, {}, 0.3, 0.5),
         ("stable-values", {"diff_network": 9.0, "diff_target": 0.3}, {"delta_v": 0.1}, 0.3, 1.5),
     ],
 )
@@ -64,3 +73,12 @@ def test_bounds_hold_for_every_criterion(name: str) -> None:
     assert accepted == [False, False, True] * 2
     with pytest.raises(ValueError, match="k_min: expected at most k_max, 3, got 5"):
         criterion.settings(k_min=5, k_max=3).check(1)
+
+
+@pytest.mark.parametrize("name", criteria.CRITERIA)
+def test_members_that_update_periodically_report_their_period(name: str) -> None:
+    settings = criteria.CRITERIA[name].settings(k_min=3, k_max=8, decay_fraction=0.5, decay_k_max=True)
+    periodic = settings.periodic(5)
+    assert type(periodic) is type(settings)
+    fixed = (periodic.k_min, periodic.k_max, periodic.decay_fraction, periodic.decay_k_max)
+    assert fixed == (5, 5, 0.0, False)

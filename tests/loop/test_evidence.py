@@ -34,15 +34,33 @@ def learned(data: Rollout | None = None, **fields: Any) -> tuple[Any, Any, Evide
 
 
 @quick
-def test_the_gain_is_the_advantage_of_the_next_policy_on_the_data_of_this_one() -> None:
-    setup, learner, evidence, targets, data = learned()
+@pytest.mark.parametrize("norm", ["none", "scale"])
+def test_the_gain_is_the_advantage_of_the_next_policy_on_the_data_of_this_one(norm: str) -> None:
+    setup, learner, evidence, targets, data = learned(advantage_norm=norm)
     after = setup.networks.policy(setup.algorithm.behaviour(learner))(data.obs)
     weight = np.exp(np.asarray(after.log_prob(data.action) - data.behaviour_log_prob))
-    expected = np.mean(weight * np.asarray(targets.advantage))
+    raw = np.asarray(learned()[3].advantage)  # before it is normalised
+    np.testing.assert_allclose(targets.raw_advantage, raw, rtol=1e-5)
     assert abs(weight - 1).max() > 1e-3
-    np.testing.assert_allclose(evidence.gain, expected, rtol=1e-4)
-    scaled = learned(advantage_norm="scale")
-    assert abs(float(scaled[2].gain) - float(np.mean(np.asarray(scaled[3].advantage)))) > 1e-3  # not the normalised one
+    assert (np.abs(np.asarray(targets.advantage) - raw).max() > 0.1) == (norm == "scale")
+    np.testing.assert_allclose(evidence.gain, np.mean(weight * raw), rtol=1e-4)
+
+
+@quick
+def test_policy_steps_and_signs_are_those_of_the_batch() -> None:
+    setup, learner, evidence, targets, data = learned(learning_rate=0.5)
+    after = setup.networks.policy(setup.algorithm.behaviour(learner))(data.obs)
+    moved = np.asarray(data.behaviour_dist.tv(after)).ravel()
+    np.testing.assert_allclose(evidence.tv_step, moved.mean(), rtol=1e-4)
+    np.testing.assert_allclose(evidence.tv_step_high, np.quantile(moved, 0.95), rtol=1e-4)
+    assert abs(np.quantile(moved, 0.95) - np.quantile(moved, 0.5)) > 1e-3
+    before = init_agent(setup, jax.random.key(0)).learner
+    other = init_agent(setup, jax.random.key(5)).target
+    log_prob = setup.networks.policy(other)(data.obs).log_prob(data.action)
+    again = setup.algorithm._estimates(hypers_of(setup).algorithm, before, learner.params, data, log_prob)
+    changed = (np.asarray(again.raw_advantage) > 0) != (np.asarray(targets.raw_advantage) > 0)
+    assert 0 < changed.mean() < 0.5
+    np.testing.assert_allclose(evidence.sign_changes, changed.mean(), rtol=1e-6)
 
 
 @quick

@@ -91,7 +91,7 @@ def test_a_callback_that_fails_costs_nothing(tmp_path: Path) -> None:
     assert nextpolicy.resume(run.path, quiet=True).status["state"] == "finished"
     with pytest.raises(ConfigError, match="callback: expected True to stop, or nothing, got 'yes'"):
         nextpolicy.train(**FIELDS, callback=lambda block: "yes", out=tmp_path / "words")  # type: ignore[arg-type,return-value]
-    with pytest.raises(ConfigError, match="callback: expected a function of a BlockEnd, got 3"):
+    with pytest.raises(ConfigError, match="callback: expected a function of a BlockEnd, or a list of them, got 3"):
         nextpolicy.train(**FIELDS, callback=3, out=tmp_path / "three")  # type: ignore[arg-type]
     assert not (tmp_path / "three").exists()
 
@@ -103,14 +103,14 @@ def test_the_best_policy_of_each_member_is_kept(tmp_path: Path) -> None:
         def _row(self, block: nextpolicy.BlockEnd, member: int) -> dict[str, Any]:
             snapshots[block.env_steps, member] = block.run.snapshot("target", member)
             # Member 0 is best in the middle, member 1 at the end.
-            mean = {0: {128: 1.0, 256: 9.0, 320: 5.0}, 1: {128: 1.0, 256: 2.0, 320: 3.0}}[member][block.env_steps]
+            mean = {0: {128: 1.0, 224: 9.0, 320: 5.0}, 1: {128: 1.0, 224: 2.0, 320: 3.0}}[member][block.env_steps]
             return {**super()._row(block, member), "mean": mean}
 
     run = nextpolicy.train(**FIELDS, callback=Watching(100, episodes=4), out=tmp_path / "run")
     table = pd.read_csv(run.path / "evaluations.csv")
-    assert table["env_steps"].tolist() == [128, 128, 256, 256, 320, 320]
+    assert table["env_steps"].tolist() == [128, 128, 224, 224, 320, 320]
     assert table.loc[table["member"] == 0, "mean"].tolist() == [1.0, 9.0, 5.0]
-    for member, steps in ((0, 256), (1, 320)):
+    for member, steps in ((0, 224), (1, 320)):
         for x, y in zip(
             jax.tree.leaves(run.snapshot("best", member)), jax.tree.leaves(snapshots[steps, member]), strict=True
         ):
@@ -119,19 +119,37 @@ def test_the_best_policy_of_each_member_is_kept(tmp_path: Path) -> None:
     assert cli.main(["eval", str(run.path), "--policy", "best", "--episodes", "2"]) == 0
 
 
-def test_evaluations_of_a_run_that_was_cut_off_are_those_of_a_whole_one(tmp_path: Path) -> None:
+def test_blocks_end_where_callbacks_ask_for_it(tmp_path: Path) -> None:
+    """Without `block_rounds`, which would otherwise make blocks of some seconds."""
+    fields = {**FIELDS, "block_rounds": 0}
+    ends: list[int] = []
+    every = [nextpolicy.EvaluateEvery(100, episodes=4), lambda block: ends.append(block.rounds_done)]
+    run = nextpolicy.train(**fields, callback=every, out=tmp_path / "evaluated")
+    assert {4, 7, 10} <= set(ends)
+    assert pd.read_csv(run.path / "evaluations.csv")["env_steps"].unique().tolist() == [128, 224, 320]
+    stop = nextpolicy.stop_at_return(-100.0)
+    assert [stop.rounds_until(done, 32) for done in (0, 3, 9, 10)] == [10, 7, 1, 10]  # type: ignore[attr-defined]
+    evaluate = nextpolicy.EvaluateEvery(100)
+    assert [evaluate.rounds_until(done, 32) for done in (0, 3, 4, 6, 7)] == [4, 1, 3, 1, 3]
+    assert nextpolicy.EvaluateEvery(1).rounds_until(5, 32) == 1
+    both = all_of(stop, evaluate)
+    assert both.rounds_until(6, 32) == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("steps", [64, 100])
+def test_evaluations_of_a_run_that_was_cut_off_are_those_of_a_whole_one(tmp_path: Path, steps: int) -> None:
     every = {"episodes": 4}
-    whole = nextpolicy.train(**FIELDS, callback=nextpolicy.EvaluateEvery(64, **every), out=tmp_path / "whole")
-    both = all_of(nextpolicy.EvaluateEvery(64, **every), lambda block: block.rounds_done == 6)
+    whole = nextpolicy.train(**FIELDS, callback=nextpolicy.EvaluateEvery(steps, **every), out=tmp_path / "whole")
+    both = all_of(nextpolicy.EvaluateEvery(steps, **every), lambda block: block.rounds_done == 6)
     cut = nextpolicy.train(**FIELDS, callback=both, out=tmp_path / "cut")
     assert cut.status["state"] == "stopped"
-    again = nextpolicy.resume(cut.path, quiet=True, callback=nextpolicy.EvaluateEvery(64, **every))
+    again = nextpolicy.resume(cut.path, quiet=True, callback=nextpolicy.EvaluateEvery(steps, **every))
     assert (again.path / "evaluations.csv").read_bytes() == (whole.path / "evaluations.csv").read_bytes()
     for member in range(2):
         pairs = zip(*(jax.tree.leaves(run.snapshot("best", member)) for run in (again, whole)), strict=True)
         assert all(np.array_equal(x, y) for x, y in pairs)
     table = pd.read_csv(whole.path / "evaluations.csv")
-    assert len(table) == 10
+    assert len(table) == {64: 10, 100: 6}[steps]
     own = table[table["member"] == 0].iloc[-1]
     expected = whole.evaluate(episodes=4).iloc[0]
     assert (own["mean"], own["std"]) == pytest.approx((expected["mean"], expected["std"]))
@@ -153,4 +171,4 @@ def test_bad_evaluations_are_one_line(tmp_path: Path) -> None:
     words = ["train", "probe/action", *options(**{k: v for k, v in FIELDS.items() if k not in ("env", "quiet")})]
     words += ["--quiet", "--evaluate-every", "200", "--evaluate-episodes", "2", "--out", str(tmp_path / "other")]
     assert cli.main(words) == 0
-    assert pd.read_csv(tmp_path / "other" / "evaluations.csv")["env_steps"].unique().tolist() == [256, 320]
+    assert pd.read_csv(tmp_path / "other" / "evaluations.csv")["env_steps"].unique().tolist() == [224, 320]

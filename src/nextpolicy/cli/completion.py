@@ -69,6 +69,12 @@ def _values(action: argparse.Action) -> Sequence[str]:
         return [*READINGS, *PRESETS]
     if action.dest == "shell":
         return list(SHELLS)
+    if action.dest == "policy" and action.default == "target":  # of eval and export; train's is a field
+        return ["target", "behaviour", "best"]
+    if action.dest == "noise":
+        from nextpolicy.tabular.four_rooms_mdp import NOISES
+
+        return NOISES
     return choices(FIELDS[action.dest]) if action.dest in FIELDS and action.option_strings else ()
 
 

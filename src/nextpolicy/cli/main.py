@@ -32,7 +32,7 @@ COMMANDS = {
     "bench": Command("bench", "measure speed against the simulator alone and other libraries"),
     "suite": Command("suite", "run an experiment over many environments, and show its progress"),
     "report": Command("report", "write tables, figures and a page from run folders"),
-    "study": Command("study", "run an exact study: four-rooms or theory"),
+    "study": Command("study", "run an exact study: four-rooms, criteria, off-policy or theory"),
     "completion": Command("completion", "print a completion script for bash or zsh"),
 }
 

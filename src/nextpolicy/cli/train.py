@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nextpolicy.cli.parsing import Parser, join_processes
+from nextpolicy.cli.parsing import Parser, UsageError, join_processes
 
 if TYPE_CHECKING:
     from nextpolicy.run.callbacks import Callback
@@ -65,17 +65,19 @@ def callback_of(options: argparse.Namespace) -> Callback | None:
     from nextpolicy.run.callbacks import EvaluateEvery, all_of, stop_at_return
 
     stop = None if options.stop_at_return is None else stop_at_return(options.stop_at_return)
-    every = options.evaluate_every
-    return all_of(None if every is None else EvaluateEvery(every, options.evaluate_episodes), stop)
+    every, episodes = options.evaluate_every, options.evaluate_episodes
+    if every is None and episodes is not None:
+        raise UsageError("--evaluate-episodes: expected --evaluate-every with it")
+    return all_of(None if every is None else EvaluateEvery(every, 32 if episodes is None else episodes), stop)
 
 
 def add_callbacks(parser: Parser) -> None:
     """Options of training that are not fields of the configuration."""
-    text = "Stop once the mean return of every member in a block of rounds is at least R; resume continues."
+    text = "Stop once the mean return of every member over 10 rounds is at least R; resume continues."
     parser.add_argument("--stop-at-return", type=float, metavar="R", help=text)
     text = "Evaluate the target policies every N steps, write evaluations.csv, and keep the best policy of each member."
     parser.add_argument("--evaluate-every", type=float, metavar="N", help=text)
-    parser.add_argument("--evaluate-episodes", type=int, default=32, metavar="E", help="Episodes of each evaluation.")
+    parser.add_argument("--evaluate-episodes", type=int, metavar="E", help="Episodes of each evaluation; default 32.")
 
 
 def print_scores(run: Run) -> None:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, get_args
 
 import jax.numpy as jnp
 
-from nextpolicy.criteria.bounds import GateState, Number, Threshold, relative
+from nextpolicy.criteria.bounds import Bounds, GateState, Number, Threshold, relative
 from nextpolicy.criteria.certificate import Certificate, CertificateParams
 from nextpolicy.criteria.ess_floor import EssFloor, FloorParams
 from nextpolicy.criteria.held_out import HeldOut
@@ -49,8 +49,8 @@ class SignalParams(StepParams, FloorParams, CertificateParams, GateParams):
     signal: Signal = setting("stable-values", "The criterion that decides.", traced=True)
 
     def periodic(self, period: int) -> SignalParams:
-        """Unchanged: only metrics depend on it."""
-        return self
+        """Accept every `period` rounds. The signals keep their thresholds."""
+        return Bounds.periodic(self, period)
 
 
 class AnySignal(Threshold):

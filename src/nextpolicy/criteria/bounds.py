@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 
@@ -12,6 +12,7 @@ from nextpolicy.settings import EXACT_INTEGER, ConfigError, Settings, pytree, se
 from nextpolicy.types import Array, Evidence, Metrics
 
 Number = float | Array
+T = TypeVar("T")
 
 # Keeps ceil() from rounding up a float32 that is an integer plus rounding error. For the k and numbers of rounds of the
 # paper, k_min(progress) exceeds an integer by more than this or not at all; tests compare with exact fractions.
@@ -50,6 +51,11 @@ class Bounds(Settings):
         check.number("k_min", self.k_min, 1, float("inf"))
         check.number("k_max", self.k_max, 1, float("inf"))
         check.number("decay_fraction", self.decay_fraction, 0.0, 1.0)
+
+    def periodic(self: T, period: int) -> T:
+        """Accept every `period` rounds."""
+        fixed = {"k_min": period, "k_max": period, "decay_fraction": 0.0, "decay_k_max": False}
+        return replace(self, **fixed)  # type: ignore[type-var]
 
     def check(self, batch_size: int) -> None:
         """`k_min` must not exceed `k_max`."""
@@ -133,9 +139,13 @@ class Threshold:
 
 
 def relative(diff: Array, threshold: Array) -> Array:
-    """diff / threshold; 0 if diff is 0, NaN if diff is not finite or the threshold is not a number."""
+    """diff / threshold; 0 if diff is 0, NaN if diff is not finite or the threshold is not a number.
+
+    Infinite if the threshold is negative, which no diff is.
+    """
     finite = jnp.isfinite(diff) & ~jnp.isnan(threshold)
-    return jnp.where(finite, jnp.where(diff == 0, 0.0, diff / threshold), jnp.nan)
+    found = jnp.where(threshold < 0, jnp.inf, jnp.where(diff == 0, 0.0, diff / threshold))
+    return jnp.where(finite, found, jnp.nan)
 
 
 def share_of(delta: Number, scale: Array) -> Array:

@@ -29,7 +29,7 @@ class CertificateParams(Bounds):
 
 
 class Certificate(Threshold):
-    """Stable if gain > error_weight (error + 2 TV error_max), after Theorem 2 of Sandhu and Parr (arXiv 2605.05481).
+    """Stable if gain >= error_weight (error + 2 TV residual), after Theorem 2 of Sandhu and Parr (arXiv 2605.05481).
 
     gain    expected advantage of beta_{k+1} over pi on the data of beta_k
     error   root mean square error of the critic, without the noise of its targets
@@ -45,4 +45,4 @@ class Certificate(Threshold):
         """The terms that are subtracted, and the expected advantage."""
         error = without_noise(evidence.residual, evidence.noise)
         drift = 2.0 * jnp.asarray(evidence.tv_step_high) * jnp.asarray(evidence.residual)
-        return jnp.asarray(params.error_weight) * (error + drift), jnp.maximum(jnp.asarray(evidence.gain), 0.0)
+        return jnp.asarray(params.error_weight) * (error + drift), jnp.asarray(evidence.gain)

@@ -41,7 +41,7 @@ def train(
     criterion: str | Criterion = "stable-values",
     criterion_params: Any = None,
     env_params: Any = None,
-    callback: Callback | None = None,
+    callback: Callback | Sequence[Callback] | None = None,
     **fields: Any,
 ) -> Run:
     """Train a population and return its run.
@@ -63,7 +63,9 @@ def train(
     Other arguments are fields of the configuration (`nextpolicy train --help-all`): seeds=8, sweep={"lam": [0.9, 1]}.
     """
     _check_arguments(env, env_fn, env_params, fields)
-    callbacks.check(callback)
+    chosen = callbacks.checked(callback)
+    if isinstance(fields.get("init_from"), Run | Path):
+        fields["init_from"] = str(getattr(fields["init_from"], "path", fields["init_from"]))
     name = env if isinstance(env, str) else f"custom/{_label(env if env_fn is None else env_fn)}"
     own = None if isinstance(criterion, str) else criterion
     config = presets.build(name, preset=preset, algo=algo, criterion=criterion if own is None else OWN, **fields)
@@ -84,7 +86,7 @@ def train(
     path = Path(out) if out is not None else fresh_path(config)
     folder = _in_one_process(path, lambda: RunFolder.create(path, config, {"custom": given}))
     try:
-        _run(job, folder, callback, quiet=quiet)
+        _run(job, folder, chosen, quiet=quiet)
     finally:
         folder.unlock()
     return Run(folder, lambda: job)
@@ -93,7 +95,7 @@ def train(
 def _run(job: Job, folder: RunFolder, callback: Callback | None, *, quiet: bool, **how: Any) -> None:
     """Train, and say so if the callback stopped it."""
     caller = Caller(callback, job, folder)
-    run_job(job, folder, quiet=quiet, on_block=caller.on_block, stop=caller.stop, **how)
+    run_job(job, folder, quiet=quiet, on_block=caller.on_block, stop=caller.stop, longest=caller.rounds_until, **how)
     if caller.asked and folder.status()["state"] == "stopped" and not quiet:
         done, rounds = folder.status()["rounds_done"], job.config.num_rounds
         print(f"{folder.path}: stopped by its callback after {done} of {rounds} rounds", file=sys.stderr)
@@ -143,7 +145,7 @@ def resume(
     trust: Trust = (),
     recompute_metrics: bool = False,
     total_env_steps: float | None = None,
-    callback: Callback | None = None,
+    callback: Callback | Sequence[Callback] | None = None,
     **custom: Any,
 ) -> Run:
     """Resume a run from its newest intact checkpoint. Inside XLA, the result equals an
@@ -158,7 +160,7 @@ def resume(
                learning rate, then run over the new total, so the result differs from a run that was started with it
     callback   as in `train`; it is not stored
     """
-    callbacks.check(callback)
+    chosen = callbacks.checked(callback)
     _prepare()
     folder = _in_one_process(path, lambda: RunFolder.open(path).locked())
     try:
@@ -173,7 +175,7 @@ def resume(
                 print(f"{folder.path}: {said}", file=sys.stderr)
         if folder.status().get("state") != "finished" or not _is_whole(folder, config):
             job.check_population()
-            _run(job, folder, callback, quiet=quiet, resume=True, recompute_metrics=recompute_metrics)
+            _run(job, folder, chosen, quiet=quiet, resume=True, recompute_metrics=recompute_metrics)
     finally:
         folder.unlock()
     return Run(folder, lambda: job)

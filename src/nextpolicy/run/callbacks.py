@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from nextpolicy.config import ConfigError, shown, whole
 from nextpolicy.loop.evaluate import evaluator
 from nextpolicy.run import arrays, metrics
 from nextpolicy.run.folder import RunFolder
+from nextpolicy.run.job import MAX_ROUNDS as MAX_BLOCK
 from nextpolicy.run.job import Job
 from nextpolicy.run.run import Run
 from nextpolicy.runfiles import BEST, EVALUATIONS, write_whole
@@ -42,22 +43,40 @@ class BlockEnd:
         return (total.reindex(episodes.index) / episodes).rename("return")
 
 
+# Its method `rounds_until(done, batch_size)`, if it has one, says after how many rounds it wants to be called again.
 Callback = Callable[[BlockEnd], bool | None]
+STOP_ROUNDS = 10  # rounds over which `stop_at_return` averages
+
+
+class StopAtReturn:
+    """See `stop_at_return`."""
+
+    def __init__(self, threshold: float) -> None:
+        if not isinstance(threshold, int | float) or isinstance(threshold, bool) or not math.isfinite(threshold):
+            raise ConfigError(f"stop_at_return: expected a finite number, got {shown(threshold)}")
+        self.threshold = threshold
+
+    def __call__(self, block: BlockEnd) -> bool:
+        return bool((block.returns() >= self.threshold).all())
+
+    def rounds_until(self, done: int, batch_size: int) -> int:
+        return STOP_ROUNDS - done % STOP_ROUNDS
 
 
 def stop_at_return(threshold: float) -> Callback:
-    """A callback that stops the training once the mean return of every member in a block is at least `threshold`."""
-    if not isinstance(threshold, int | float) or isinstance(threshold, bool) or not math.isfinite(threshold):
-        raise ConfigError(f"stop_at_return: expected a finite number, got {shown(threshold)}")
-    return lambda block: bool((block.returns() >= threshold).all())
+    """A callback that stops the training once the mean return of every member in a block is at least `threshold`.
+
+    Blocks have at most 10 rounds then.
+    """
+    return StopAtReturn(threshold)
 
 
 class EvaluateEvery:
     """A callback that evaluates every member's policy over whole episodes, and keeps the best policy of each.
 
-    Evaluates with sampled actions at the end of the first block after every `env_steps` steps, and at the end of
-    training. Writes `evaluations.csv` to the run folder; `run.policy("best")` is the policy with the highest mean
-    return.
+    Evaluates with sampled actions after the first round that completes another `env_steps` steps, and at the end of
+    training. Blocks end there. Writes `evaluations.csv` to the run folder; `run.policy("best")` is the policy with the
+    highest mean return.
 
     env_steps  steps of each member between evaluations, over all its environments
     episodes   episodes of each evaluation
@@ -70,23 +89,26 @@ class EvaluateEvery:
             raise ConfigError(f"policy: expected 'target' or 'behaviour', got {policy!r}")
         self.policy = policy
         self._evaluate: Any = None
-        self._next = self.every
+
+    def rounds_until(self, done: int, batch_size: int) -> int:
+        following = (done * batch_size // self.every + 1) * self.every
+        return -(-following // batch_size) - done
 
     def __call__(self, block: BlockEnd) -> None:
-        if block.env_steps < self._next and block.rounds_done < block.rounds:
+        before = (block.rounds_done - block.metrics["round"].nunique()) * block.run.config.batch_size
+        if block.env_steps // self.every == before // self.every and block.rounds_done < block.rounds:
             return
-        self._next = (block.env_steps // self.every + 1) * self.every
         rows = [self._row(block, member) for member in range(len(block.run.members))]
         file = block.run.path / EVALUATIONS
-        before = pd.read_csv(file) if file.is_file() else pd.DataFrame(columns=list(rows[0]))
-        before = before[before["env_steps"] < block.env_steps]  # a run that was cut off repeats the rest
-        best = before.groupby("member")["mean"].max()
+        earlier = pd.read_csv(file) if file.is_file() else pd.DataFrame(columns=list(rows[0]))
+        earlier = earlier[earlier["env_steps"] < block.env_steps]  # a run that was cut off repeats the rest
+        best = earlier.groupby("member")["mean"].max()
         (block.run.path / BEST).mkdir(exist_ok=True)
         for row in rows:
             if not row["mean"] <= best.get(row["member"], -math.inf):
                 path = block.run.path / BEST / f"member-{row['member']:05d}.npz"
                 arrays.save(path, block.run.snapshot(self.policy, row["member"]))
-        table = pd.concat([before, pd.DataFrame(rows)]) if len(before) else pd.DataFrame(rows)
+        table = pd.concat([earlier, pd.DataFrame(rows)]) if len(earlier) else pd.DataFrame(rows)
         write_whole(file, table.to_csv(index=False).encode())
 
     def _row(self, block: BlockEnd, member: int) -> dict[str, Any]:
@@ -101,21 +123,45 @@ class EvaluateEvery:
         return {**found, "episodes": self.episodes, "mean": mean, "std": std}
 
 
+class _All:
+    """Several callbacks as one, which stops if one of them wants to."""
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self.callbacks = callbacks
+
+    def __call__(self, block: BlockEnd) -> bool:
+        wishes = [_answer(callback(block)) for callback in self.callbacks]  # also after one that wants to stop
+        return any(wishes)
+
+    def rounds_until(self, done: int, batch_size: int) -> int:
+        return min(rounds_until(callback, done, batch_size) for callback in self.callbacks)
+
+
+def _answer(wants: object) -> bool:
+    if not isinstance(wants, bool | np.bool_ | None):
+        raise ConfigError(f"callback: expected True to stop, or nothing, got {shown(wants)}")
+    return bool(wants)
+
+
 def all_of(*chosen: Callback | None) -> Callback | None:
     """One callback that calls all of these, and stops if one of them wants to; None if there are none."""
     given = [callback for callback in chosen if callback is not None]
-
-    def call(block: BlockEnd) -> bool:
-        wishes = [callback(block) for callback in given]  # all are called, also after one that wants to stop
-        return any(wishes)
-
-    return call if given else None
+    return _All(given) if given else None
 
 
-def check(callback: Any) -> None:
-    """Raise unless this is a function or None."""
-    if callback is not None and not callable(callback):
-        raise ConfigError(f"callback: expected a function of a BlockEnd, got {shown(callback)}")
+def rounds_until(callback: Callback | None, done: int, batch_size: int) -> int:
+    """After how many rounds the callback wants to be called at the latest, at least 1."""
+    wish = getattr(callback, "rounds_until", None)
+    return MAX_BLOCK if wish is None else max(1, min(MAX_BLOCK, wish(done, batch_size)))
+
+
+def checked(callback: Callback | Sequence[Callback] | None) -> Callback | None:
+    """One callback, from a function, several functions, or None."""
+    several = callback if isinstance(callback, list | tuple) else [callback]
+    for each in several:
+        if each is not None and not callable(each):
+            raise ConfigError(f"callback: expected a function of a BlockEnd, or a list of them, got {shown(each)}")
+    return all_of(*several)
 
 
 class Caller:
@@ -133,9 +179,11 @@ class Caller:
         frame = metrics.table(config.members(), first, config.batch_size, scalars, math.nan)
         done = first + len(values["accepted"][0])
         wants = self.callback(BlockEnd(Run(self.folder, lambda: job), frame, done, config.num_rounds))
-        if not isinstance(wants, bool | np.bool_ | None):
-            raise ConfigError(f"callback: expected True to stop, or nothing, got {shown(wants)}")
-        self.asked = bool(wants)
+        self.asked = _answer(wants)
+
+    def rounds_until(self, done: int) -> int:
+        """The greatest length of the next block."""
+        return rounds_until(self.callback, done, self.job.config.batch_size)
 
     def stop(self) -> bool:
         return self.asked

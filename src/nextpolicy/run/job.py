@@ -107,6 +107,7 @@ def make_job(
         made = envs.make_host(env_fn or config.environment.env, **config.environment.env_options)
     else:
         made = envs.make(config.environment.env if env is None else env, **_env_options(config, env, env_params))
+    _check_evidence(config, made.spec)
     networks = _networks(config, made.spec, actor, critic)
     setup = Setup(config, made.spec, networks, make_criterion(config, criterion))
     hypers = population_hypers(config, criterion_params)
@@ -156,6 +157,24 @@ def _check_devices(config: TrainConfig, on_host: bool, observer: Observer | None
         )
     if config.run.devices > 1:
         raise ConfigError(f"devices: expected 1 for environments that run on the host, got {config.run.devices}")
+
+
+def _check_evidence(config: TrainConfig, spec: EnvSpec) -> None:
+    """What a criterion watches must be measured. Otherwise only `k_max` would update the target."""
+    fields = config.fields()
+    share, envs = config.value("held_out") if "held_out" in fields else 0.0, config.environment.num_envs
+    if share and not round(share * envs):
+        raise ConfigError(f"held_out: expected 0, or at least one of the {envs} environments, got {share:g} of them")
+    for member in config.members():
+        name = config.value("signal", member) if "signal" in fields else config.run.criterion
+        if member.pace != "dynamic":
+            continue
+        if name == "held-out" and not share:
+            raise ConfigError("held_out: expected a fraction above 0 for the criterion held-out, got 0")
+        if name == "oracle" and spec.start_value is None:
+            raise ConfigError(
+                f"criterion: expected oracle only where values can be solved for (four-rooms), got {spec.id}"
+            )
 
 
 def _env_options(config: TrainConfig, env: Any, env_params: Any) -> dict[str, Any]:

@@ -41,18 +41,19 @@ def run_job(
     quiet: bool = False,
     on_block: OnBlock | None = None,
     stop: Callable[[], bool] | None = None,
+    longest: Callable[[int], int] | None = None,
     at_most: int | None = None,
     recompute_metrics: bool = False,
 ) -> None:
     """Train to the end, from round 0 or from the newest intact checkpoint, and record the status in the folder.
 
     `stop` is called after every saved block; if it returns True, training stops and can be resumed later.
-    A resumed run uses no checkpoint after round `at_most`.
+    `longest(done)` is the greatest length of the next block. A resumed run uses no checkpoint after round `at_most`.
     """
     how_to_continue = _how_to_continue(job, folder, recompute_metrics)
     try:
         with interrupt.raised(how_to_continue):
-            _train(job, folder, resume, quiet, on_block, stop, at_most, recompute_metrics)
+            _train(job, folder, resume, quiet, on_block, stop, longest, at_most, recompute_metrics)
     except KeyboardInterrupt as pressed:
         saved = _saved(folder)
         _status(folder, "stopped", saved, job.config)
@@ -88,6 +89,7 @@ def _train(
     quiet: bool,
     on_block: OnBlock | None,
     stop: Callable[[], bool] | None,
+    longest: Callable[[int], int] | None,
     at_most: int | None,
     recompute_metrics: bool,
 ) -> None:
@@ -111,7 +113,7 @@ def _train(
         else:
             state = first_state(job, program, folder)
         _status(folder, "running", done, config)
-        for block in _blocks(job, program, state, done, folder, records):
+        for block in _blocks(job, program, state, done, folder, records, longest):
             interrupt.check()
             done = block.first + block.rounds
             if on_block is not None:
@@ -129,7 +131,13 @@ def _train(
 
 
 def _blocks(
-    job: Job, program: Program, state: MemberState, done: int, folder: RunFolder, records: dict[str, FileRecord]
+    job: Job,
+    program: Program,
+    state: MemberState,
+    done: int,
+    folder: RunFolder,
+    records: dict[str, FileRecord],
+    longest: Callable[[int], int] | None,
 ) -> Iterator[Block]:
     """Yield each block after its metrics and its checkpoint are on disk."""
     config = job.config
@@ -137,7 +145,8 @@ def _blocks(
     length = config.run.block_rounds or 1
     warm = False
     while done < config.num_rounds:
-        state, block = run_block(program, state, done, min(length, program.capacity, config.num_rounds - done))
+        most = min(length, program.capacity, config.num_rounds - done)
+        state, block = run_block(program, state, done, most if longest is None else min(most, longest(done)))
         check_finite(job, state, block, _saved(folder))
         started = time.perf_counter()
         if jax.process_index() == 0:

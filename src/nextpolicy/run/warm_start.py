@@ -77,7 +77,8 @@ def _of_other_run(job: Job) -> Any:
     except RunError as error:
         raise RunError(f"init_from: {error}") from None
     if members not in (1, own):
-        raise RunError(f"init_from: expected a run with 1 or {own} members, got {path} with {members}")
+        wanted = "1 member" if own == 1 else f"1 or {own} members"
+        raise RunError(f"init_from: expected a run with {wanted}, got {path} with {members}")
     own_shapes, others = (arrays.shapes(arrays.of_one(x)) for x in (job.template().agent.learner, agents.learner))
     if own_shapes != others:
         raise RunError(f"init_from: expected networks and normalisation like this run's, got others in {path}")
