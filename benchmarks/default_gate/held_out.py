@@ -62,7 +62,7 @@ def main() -> None:
     for (env, variant), mine in table.groupby(["env", "variant"], sort=False):
         ppo = table[(table["env"] == env) & (table["variant"] == "ppo")]
         p = ttest_ind(mine["mean_return"], ppo["mean_return"], equal_var=False).pvalue
-        quartiles = np.quantile(mine["steps_to_475"], [0.5, 0.25, 0.75], method="nearest")
+        quartiles = np.quantile(mine["steps_to_475"], [0.5, 0.25, 0.75])
         print(f"{env} {variant}: mean return {mine['mean_return'].mean():.4g}, p {p:.2g}; steps to 475 {quartiles}")
 
 

@@ -348,6 +348,7 @@ def test_help_explains_every_field(capsys: pytest.CaptureFixture, monkeypatch: p
     assert "Default false." in text
     groups = ("environment:", "networks:", "algorithm ppo:", "every criterion:", "training:")
     places = [text.index(f" {group} --") for group in groups]
+    assert text.index("--signal ") < places[-1]  # the fields of all criteria stand before those of the run
     assert places == sorted(places)
     assert places[3] < text.index("--delta-v") < places[4]
 

@@ -123,3 +123,51 @@ def test_a_group_must_not_begin_with_ppo_alone() -> None:
     configs = study.configurations("fail", study.Plan(("fail",), 1, 4, SMALL))
     with pytest.raises(ValueError, match="configs: expected a first configuration with"):
         group.train({"ppo": configs["ppo"], "paper": configs["paper"]})
+
+
+def test_the_outcome_of_a_member_by_hand() -> None:
+    one = {
+        "value_behaviour": np.array([0.1, 0.2, 0.795, 0.9, 0.3]),
+        "accepted": np.array([1.0, 0.0, 1.0, 1.0, 1.0]),
+        "improvement": np.array([0.1, -9.0, 0.3, 0.0, -0.2]),
+    }
+    found = study.outcome(0.8, one, 100)
+    assert found["updates"] == 4
+    assert found["improvement"] == pytest.approx(0.05)
+    assert found["harmful"] == 0.25  # an update that changes nothing does not harm
+    assert found["loss"] == pytest.approx(0.2)
+    assert found["steps_to_goal"] == 300.0  # the third round is the first within .01
+    assert found["mean_value"] == pytest.approx(0.459)
+    assert (found["final_value"], found["failed"]) == (0.3, True)
+    assert study.outcome(0.8, one | {"value_behaviour": np.full(5, 0.41)}, 100)["failed"] is False
+    assert study.outcome(0.9, one | {"value_behaviour": np.full(5, 0.2)}, 100)["steps_to_goal"] == np.inf
+    idle = study.outcome(0.8, one | {"accepted": np.zeros(5)}, 100)
+    assert (idle["updates"], idle["loss"]) == (0, 0.0)
+    assert np.isnan(idle["harmful"])
+
+
+def test_correlations_are_of_ranks_with_and_without_trend() -> None:
+    time = np.arange(20.0)
+    wave = np.where(time % 2, 1.0, -1.0)
+    one = dict.fromkeys(study.SIGNALS, time + 3 * wave) | dict.fromkeys(study.QUANTITIES, time - 3 * wave)
+    found = study.tracking(one)
+    assert found["kl_behaviour~improvement"] > 0.3
+    assert found["kl_behaviour~improvement~detrended"] < -0.8
+
+
+def test_headlines_name_the_signal_that_tracks_best() -> None:
+    rows = []
+    for seed in range(8):
+        for variant in ("paper", "sv-static", "ppo", "oracle", "policy-step 0.1"):
+            row = {"noise": "fail", "variant": variant, "seed": seed, "updates": 5, "failed": False}
+            row |= dict.fromkeys(("improvement", "loss", "steps_to_goal", "final_value"), 1.0)
+            row |= {"harmful": 0.25, "mean_value": {"policy-step 0.1": 0.9, "oracle": 1.0}.get(variant, 0.5)}
+            for signal in study.SIGNALS:
+                for quantity in study.QUANTITIES:
+                    strength = {"kl_drift": -0.8, "signal_stable_values": 0.3}.get(signal, 0.1)
+                    row |= {f"{signal}~{quantity}": 0.0, f"{signal}~{quantity}~detrended": strength}
+            rows.append(row)
+    lines = report.headlines(pd.DataFrame(rows))
+    assert "best tracked by kl drift (rank correlation -0.80 without trends; the paper's signal 0.30" in lines[0]
+    assert lines[-2] == "share of harmful updates: ppo 25 %, sv-static 25 %, paper 25 %, oracle 25 %"
+    assert lines[-1].startswith("mean value over training, less PPO's: policy-step 0.1 +0.4000, paper +0.0000")

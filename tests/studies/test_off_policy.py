@@ -13,6 +13,7 @@ from nextpolicy.run import processes
 from nextpolicy.studies.four_rooms.exact import kl
 from nextpolicy.studies.off_policy import bias
 from nextpolicy.tabular import four_rooms_mdp, solve
+from nextpolicy.tabular.estimators import expected_advantage
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -73,3 +74,26 @@ def test_the_committed_table_is_that_of_the_study() -> None:
         np.testing.assert_allclose(
             [again[name] for name in ("error", "relative", "sign")], errors, rtol=1e-3, atol=1e-8
         )
+
+
+def test_errors_by_hand() -> None:
+    """The weights are those of the data, and `relative` is without the mean over beta."""
+    mdp = four_rooms_mdp.four_rooms()
+    pi = bias.target_policy(mdp, 0.25)
+    beta = bias.drifted(mdp, pi, 0.05)
+    truth, found = solve.advantage(mdp, pi), expected_advantage(mdp, pi, beta, kind="paper", lam=bias.LAM)
+    total = wrong = off = within = size = spread = 0.0
+    visited = solve.visitation(mdp, beta)
+    for s in np.flatnonzero(~mdp.terminal):
+        shift = sum(beta[s, a] * (found[s, a] - truth[s, a]) for a in range(4))
+        middle = sum(beta[s, a] * truth[s, a] for a in range(4))
+        for a in range(4):
+            weight = visited[s, a]
+            total += weight
+            wrong += weight * (found[s, a] * truth[s, a] < 0)
+            off += weight * abs(found[s, a] - truth[s, a])
+            size += weight * abs(truth[s, a])
+            within += weight * abs(found[s, a] - truth[s, a] - shift)
+            spread += weight * abs(truth[s, a] - middle)
+    expected = {"error": off / size, "relative": within / spread, "sign": wrong / total}
+    assert bias.errors(mdp, pi, beta, "paper", np.inf) == pytest.approx(expected, rel=1e-6)

@@ -15,6 +15,8 @@ from nextpolicy.runfiles import write_whole
 from nextpolicy.studies import page
 from nextpolicy.studies.criteria import tables
 from nextpolicy.studies.criteria.study import QUANTITIES
+from nextpolicy.studies.four_rooms import summary
+from nextpolicy.studies.four_rooms.summary import FEWEST
 
 _OUTCOMES = {
     "harmful": "share of harmful updates",
@@ -45,12 +47,12 @@ def write(path: Path, rows: pd.DataFrame) -> Path:
 
 def _section(out: page.Page, path: Path, noise: str, signals: pd.DataFrame, criteria: pd.DataFrame) -> None:
     seeds = int(criteria["seeds"].iloc[0])
+    over = f"over {seeds} seed{'s' * (seeds != 1)}" + (" with 95 % bootstrap intervals" if seeds >= FEWEST else "")
     drawn = {f"signals-{noise}": tracking(signals), f"criteria-{noise}": outcomes(criteria)}
     words = {
         f"signals-{noise}": "Rank correlation of each signal with exact quantities over rounds. Filled: as they are; "
-        f"open: without their trends over rounds. Medians over {seeds} seeds with 95 % bootstrap intervals.",
-        f"criteria-{noise}": f"What each criterion's updates were worth. Means over {seeds} seeds with 95 % bootstrap "
-        "intervals.",
+        f"open: without their trends over rounds. Medians {over}.",
+        f"criteria-{noise}": f"What each criterion's updates were worth. Means {over}.",
     }
     for name, figure in drawn.items():
         page.save_figure(figure, path / "figures", name)
@@ -61,7 +63,7 @@ def _section(out: page.Page, path: Path, noise: str, signals: pd.DataFrame, crit
 
 def _shown(row: dict[str, Any]) -> dict[str, str]:
     """A row of `tables.criteria` for reading."""
-    spread = lambda c: f"{row[c]:.4g} [{row[f'{c}_low']:.4g}, {row[f'{c}_high']:.4g}]"  # noqa: E731
+    spread = lambda c: str(summary.Interval(row[c], row[f"{c}_low"], row[f"{c}_high"]))  # noqa: E731
     names = {"harmful": "harmful", "improvement": "improvement per update", "loss": "value lost by harmful updates"}
     names |= {"steps_to_goal": "steps to V* - .01, median", "value_over_ppo": "mean value, less PPO's"}
     names |= {"value_over_oracle": "less the oracle's", "final_value": "final value"}
@@ -131,7 +133,8 @@ def headlines(rows: pd.DataFrame) -> list[str]:
         )
     pick = lambda variant, column: criteria[criteria["variant"] == variant][column].mean()  # noqa: E731
     shares = {v: pick(v, "harmful") for v in ("ppo", "sv-static", "paper", "oracle")}
-    lines.append("share of harmful updates: " + ", ".join(f"{v} {100 * x:.0f} %" for v, x in shares.items()))
+    shown = [f"{v} {100 * x:.0f} %" if np.isfinite(x) else f"{v} has no updates" for v, x in shares.items()]
+    lines.append(f"share of harmful updates: {', '.join(shown)}")
     others = criteria[~criteria["variant"].isin(("oracle", "ppo"))].groupby("variant")["value_over_ppo"].mean()
     best = str(others.idxmax())
     gains = {v: pick(v, "value_over_ppo") for v in (best, "paper", "sv-static", "oracle")}

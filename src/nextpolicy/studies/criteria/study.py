@@ -143,7 +143,7 @@ def member_rows(noise: str, variant: str, found: group.Outcome, config: TrainCon
     for m, member in enumerate(found.members):
         one = {name: np.asarray(x[m], np.float64) for name, x in {**found.metrics, **found.exact}.items()}
         row = {"noise": noise, "variant": variant, "seed": member.seed, "batch_size": config.batch_size}
-        rows.append(row | outcome(best, one, config.batch_size) | (_tracking(one) if variant in REFERENCE else {}))
+        rows.append(row | outcome(best, one, config.batch_size) | (tracking(one) if variant in REFERENCE else {}))
     return rows
 
 
@@ -164,7 +164,7 @@ def outcome(best: float, one: Mapping[str, np.ndarray], batch_size: int) -> dict
     }
 
 
-def _tracking(one: Mapping[str, np.ndarray]) -> dict[str, float]:
+def tracking(one: Mapping[str, np.ndarray]) -> dict[str, float]:
     """`SIGNAL~QUANTITY` and, with ranks without their trend over rounds, `SIGNAL~QUANTITY~detrended`."""
     found = {}
     for signal in SIGNALS:

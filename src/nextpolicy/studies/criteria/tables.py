@@ -9,17 +9,22 @@ import pandas as pd
 
 from nextpolicy.report.bootstrap import Interval, resample
 from nextpolicy.studies.criteria.study import QUANTITIES, REFERENCE, SIGNALS
-from nextpolicy.studies.four_rooms.summary import RESAMPLES, share_interval
+from nextpolicy.studies.four_rooms.summary import FEWEST, RESAMPLES, share_interval
 
 OUTCOMES = ("improvement", "harmful", "loss", "steps_to_goal", "mean_value", "final_value")
 
 
 def interval(values: Sequence[float] | np.ndarray, statistic: Callable[..., np.ndarray] = np.median) -> Interval:
-    """A statistic over seeds and its 95 % bootstrap interval. NaN are left out; infinities count."""
+    """A statistic over seeds and its 95 % bootstrap interval, which is NaN for fewer than `FEWEST`.
+
+    Values that are NaN are left out; infinities count.
+    """
     sample = np.asarray(values, np.float64)
     sample = sample[~np.isnan(sample)]
     if not len(sample):
         return Interval(np.nan, np.nan, np.nan)
+    if len(sample) < FEWEST:
+        return Interval(float(statistic(sample)), np.nan, np.nan)
     low, high = np.quantile(statistic(resample(sample, 0, RESAMPLES), axis=1), [0.025, 0.975], method="nearest")
     return Interval(float(statistic(sample)), float(low), float(high))
 
