@@ -81,14 +81,14 @@ def test_a_run_that_is_killed_before_its_first_checkpoint_starts_from_there_agai
     def kill(*arguments: Any, **named: Any) -> None:
         raise Killed
 
-    fields = {**FIELDS, "seeds": 1, "init_from": str(single.path)}
+    fields = {**FIELDS, "seeds": 1, "init_from": single}  # a run, a Path or text
     whole = nextpolicy.train(**fields, out=tmp_path / "whole")
     cold = nextpolicy.train(**{**fields, "init_from": ""}, out=tmp_path / "cold")
     assert not np.array_equal(whole.metrics["entropy"], cold.metrics["entropy"])
     with monkeypatch.context() as patch:
         patch.setattr(training, "run_block", kill)
         with pytest.raises(Killed):
-            nextpolicy.train(**fields, out=tmp_path / "cut")
+            nextpolicy.train(**{**fields, "init_from": single.path}, out=tmp_path / "cut")
     assert_same_run(nextpolicy.resume(tmp_path / "cut", quiet=True), whole)
 
 

@@ -62,10 +62,8 @@ def train(
 
     Other arguments are fields of the configuration (`nextpolicy train --help-all`): seeds=8, sweep={"lam": [0.9, 1]}.
     """
-    _check_arguments(env, env_fn, env_params, fields)
+    _check_arguments(env, env_fn, env_params, fields := warm_start.named(fields))
     chosen = callbacks.checked(callback)
-    if isinstance(fields.get("init_from"), Run | Path):
-        fields["init_from"] = str(getattr(fields["init_from"], "path", fields["init_from"]))
     name = env if isinstance(env, str) else f"custom/{_label(env if env_fn is None else env_fn)}"
     own = None if isinstance(criterion, str) else criterion
     config = presets.build(name, preset=preset, algo=algo, criterion=criterion if own is None else OWN, **fields)

@@ -91,6 +91,7 @@ class EvaluateEvery:
         self._evaluate: Any = None
 
     def rounds_until(self, done: int, batch_size: int) -> int:
+        """The number of rounds after which it evaluates next, if `done` rounds have been trained."""
         following = (done * batch_size // self.every + 1) * self.every
         return -(-following // batch_size) - done
 

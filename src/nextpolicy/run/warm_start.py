@@ -30,6 +30,14 @@ def first_state(job: Job, program: Program, folder: RunFolder) -> MemberState:
     return _adopt(job, state, _learners(job, folder.path / STORED)) if job.config.run.init_from else state
 
 
+def named(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields with the path of the other run as text; it may be given as a `Path` or a `Run`."""
+    given = fields.get("init_from")
+    if isinstance(given, Run | Path):
+        return {**fields, "init_from": str(given.path if isinstance(given, Run) else given)}
+    return fields
+
+
 def located(config: TrainConfig) -> TrainConfig:
     """The configuration with the absolute path of the other run, if there is one."""
     path = config.run.init_from
