@@ -55,6 +55,8 @@ def test_a_stopped_run_goes_on_to_the_same_end(tmp_path: Path, capsys: pytest.Ca
     run = nextpolicy.train(**fields, callback=lambda block: block.rounds_done >= 4, out=tmp_path / "run")
     assert run.status["state"] == "stopped"
     assert "run: stopped by its callback after 4 of 10 rounds" in capsys.readouterr().err
+    last = run.metrics[run.metrics["round"] == 3].set_index("member")["episode_return"]
+    np.testing.assert_allclose(run.scores()["score"], last)  # of its steps so far
     assert_same_run(nextpolicy.resume(run.path, quiet=True), whole)
 
 

@@ -100,17 +100,18 @@ class Run:
         return runfiles.metrics_damage(self.path, self.status["state"], self.config.num_rounds)
 
     def scores(self, allow_gaps: bool = False) -> pd.DataFrame:
-        """Mean return of each member's episodes that ended in the last 10 % of its steps.
+        """Mean return of each member's episodes that ended in the last 10 % of its steps, or of its steps so far.
 
         Raises if metrics are missing or damaged; with `allow_gaps`, only if this affects these last steps.
         """
         self._folder.check_whole()
-        first = (1 - runfiles.SCORE_SHARE) * self.config.num_rounds
+        done = int(self.status.get("rounds_done", 0)) or self.config.num_rounds
+        first = (1 - runfiles.SCORE_SHARE) * done
         late = [d for d in self._damage() if d.last + 1 > first]
         frame = self.partial_metrics() if allow_gaps and not late else self.metrics
         if frame.empty:
             raise RunError(f"run: {self.path} has no metrics yet")
-        late_rows = runfiles.late_rows(frame, self.config.num_rounds * self.config.batch_size)
+        late_rows = runfiles.late_rows(frame, done * self.config.batch_size)
         rows = [
             (i, m.variant, m.seed, runfiles.member_score(late_rows[late_rows["member"] == i]))
             for i, m in enumerate(self.members)
