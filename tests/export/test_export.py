@@ -165,9 +165,9 @@ def test_the_page_does_what_it_says(run: nextpolicy.Run, tmp_path: Path, monkeyp
     scope: dict[str, Any] = {"run": run, "obs": batch[0], "batch": batch}
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) == 4
-    training = 'run = nextpolicy.train("gymnax/CartPole-v1", out="runs/cartpole")\n'
-    assert training in blocks[0]
-    blocks[0] = blocks[0].replace(training, "")  # `run` is shorter
+    loading = 'run = nextpolicy.load("runs/cartpole")\n'
+    assert loading in blocks[0]
+    blocks[0] = blocks[0].replace(loading, "")  # `run` is shorter
     if not all(map(importlib.util.find_spec, ("onnx", "onnxruntime"))):
         blocks = [block for block in blocks if "onnx" not in block]
     for block in blocks:

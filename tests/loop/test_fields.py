@@ -28,6 +28,7 @@ BASE: dict[str, Any] = {
     "algo": ("sv-static",),
     "static_k": 3,
 }
+REWARDED: dict[str, Any] = {"env": "probe/action-observation", "env_options": {}}  # what it learns has a gain
 HELD: dict[str, Any] = {"algo": ("sv-dynamic",), "k_min": 1, "k_max": 6}
 DYNAMIC: dict[str, Any] = {"algo": ("sv-dynamic",), "delta_v": 0.0, "k_min": 3, "k_max": 6}
 
@@ -53,7 +54,7 @@ TRACED: dict[str, tuple[Any, dict[str, Any]]] = {
     "algo": (("ppo",), {}),
     "delta_tv": (1.0, {**HELD, "criterion": "policy-step", "delta_tv": 0.0}),
     "least_ess": (1.0, {**HELD, "criterion": "ess-floor", "least_ess": 0.0}),
-    "error_weight": (0.0, {**HELD, "criterion": "certificate", "error_weight": 1e9}),
+    "error_weight": (0.0, {**HELD, **REWARDED, "criterion": "certificate", "error_weight": 1e9}),
     "signal": ("ess-floor", {**HELD, "criterion": "any-signal", "least_ess": 1.0, "delta_v": 0.0}),
 }
 FOUR_ROOMS: dict[str, Any] = {"env": "four-rooms", "env_options": {}}

@@ -19,9 +19,8 @@ class PPOSettings(Settings):
     epochs: int = setting(4, "Passes over a round's batch.", low=1, high=10_000)
     minibatch_size: int = setting(
         1024,
-        "Samples per gradient step, a divisor of the batch, num_envs * rollout_length. If you change num_envs or "
-        "rollout_length so that the preset's size no longer divides the batch, the size is rescaled to keep the number "
-        "of minibatches.",
+        "Samples per gradient step, a divisor of num_envs * rollout_length. A preset's size that is none is rescaled, "
+        "so that the number of minibatches is kept.",
         low=1,
         high=INT32_MAX,
     )
