@@ -19,8 +19,7 @@ class PPOSettings(Settings):
     epochs: int = setting(4, "Passes over a round's batch.", low=1, high=10_000)
     minibatch_size: int = setting(
         1024,
-        "Samples per gradient step, a divisor of num_envs * rollout_length. A preset's size that is none is rescaled, "
-        "so that the number of minibatches is kept.",
+        "Samples per gradient step, a divisor of num_envs * rollout_length; a preset's size is rescaled to be one.",
         low=1,
         high=INT32_MAX,
     )
