@@ -56,15 +56,8 @@ def vtrace(
 
     y - value is 0 after the last step. Espeholt et al. have rho_min = 0.
     """
-    check.number("lam", lam, 0.0, 1.0)
-    check.number("rho_max", rho_max, 0.0, jnp.inf)
-    check.number("rho_min", rho_min, 0.0, rho_max if isinstance(rho_max, float | int) else jnp.inf)
-    check.same_shape(value=value, ratio=ratio)
-    delta, keep = _errors(reward, discount, cut, value, next_value)
-    ratio = jax.lax.stop_gradient(jnp.asarray(ratio)).astype(delta.dtype)
-    rho = jnp.clip(ratio, rho_min, rho_max)
-    excess = _backwards(rho * delta, discount * keep * jnp.minimum(lam, ratio))
-    return jax.lax.stop_gradient(value) + excess
+    error, trace = _weighted(ratio, reward, discount, cut, value, next_value, lam, rho_max, rho_min)
+    return jax.lax.stop_gradient(value) + _backwards(error, trace)
 
 
 def vtrace_noise(
@@ -87,12 +80,8 @@ def vtrace_noise(
     terms of y - value add up: E[(y_t - value_t)^2] = E[n_t]. A larger mean square of y - value is an error of the
     critic that keeps its sign over several steps.
     """
-    check.number("lam", lam, 0.0, 1.0)
-    check.same_shape(value=value, ratio=ratio)
-    delta, keep = _errors(reward, discount, cut, value, next_value)
-    ratio = jax.lax.stop_gradient(jnp.asarray(ratio)).astype(delta.dtype)
-    rho = jnp.clip(ratio, rho_min, rho_max)
-    return _backwards(jnp.square(rho * delta), jnp.square(discount * keep * jnp.minimum(lam, ratio)))
+    error, trace = _weighted(ratio, reward, discount, cut, value, next_value, lam, rho_max, rho_min)
+    return _backwards(jnp.square(error), jnp.square(trace))
 
 
 def retrace_gae(
@@ -163,6 +152,27 @@ def on_policy(
         advantage = delta + reach * (jnp.minimum(1.0, rho_max) * _following(excess)).astype(delta.dtype)
     rho = jnp.clip(1.0, rho_min, rho_max)
     return jax.lax.stop_gradient(value) + (rho * excess).astype(excess.dtype), advantage
+
+
+def _weighted(
+    ratio: Array,
+    reward: Array,
+    discount: Array,
+    cut: Array,
+    value: Array,
+    next_value: Array,
+    lam: float | Array,
+    rho_max: float | Array,
+    rho_min: float | Array,
+) -> tuple[Array, Array]:
+    """rho_t delta_t, and the weight discount_t c_t (1 - cut_t) of what follows, as V-trace defines them."""
+    check.number("lam", lam, 0.0, 1.0)
+    check.number("rho_max", rho_max, 0.0, jnp.inf)
+    check.number("rho_min", rho_min, 0.0, rho_max if isinstance(rho_max, float | int) else jnp.inf)
+    check.same_shape(value=value, ratio=ratio)
+    delta, keep = _errors(reward, discount, cut, value, next_value)
+    ratio = jax.lax.stop_gradient(jnp.asarray(ratio)).astype(delta.dtype)
+    return jnp.clip(ratio, rho_min, rho_max) * delta, discount * keep * jnp.minimum(lam, ratio)
 
 
 def _errors(reward: Array, discount: Array, cut: Array, value: Array, next_value: Array) -> tuple[Array, Array]:

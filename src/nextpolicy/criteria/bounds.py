@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax.numpy as jnp
@@ -48,9 +50,10 @@ class Bounds(Settings):
     decay_k_max: bool = setting(False, "Whether k_max also falls to 1.", traced=True)
 
     def __post_init__(self) -> None:
-        check.number("k_min", self.k_min, 1, float("inf"))
-        check.number("k_max", self.k_max, 1, float("inf"))
-        check.number("decay_fraction", self.decay_fraction, 0.0, 1.0)
+        for each in fields(self):
+            low, high = each.metadata["low"], each.metadata["high"]
+            if low is not None:  # a number; used directly, counts of rounds may be of any size
+                check.number(each.name, getattr(self, each.name), low, math.inf if high == EXACT_INTEGER else high)
 
     def periodic(self: T, period: int) -> T:
         """Accept every `period` rounds."""
@@ -74,10 +77,6 @@ class ValueBounds(Bounds):
         traced=True,
         low=0,
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.number("delta_v", self.delta_v, 0.0, float("inf"))
 
 
 class GateState(NamedTuple):
@@ -111,7 +110,7 @@ def decide(state: GateState, stable: Array, params: Bounds, progress: Number) ->
     return after, accept, {"stable_rounds": stable_rounds, **bounds}
 
 
-class Threshold:
+class Threshold(ABC):
     """A criterion that compares one number with a threshold: a round is stable if `diff` is at most that.
 
     Subclasses have `name`, `settings` and `measured`. `diff`, and `diff` over the threshold, are metrics.
@@ -120,9 +119,9 @@ class Threshold:
     name: ClassVar[str]
     settings: ClassVar[type[Settings]]
 
+    @abstractmethod
     def measured(self, evidence: Evidence, params: Any) -> tuple[Array, Array]:
         """`diff` and the threshold, shapes []."""
-        raise NotImplementedError
 
     def init(self) -> GateState:
         """Both counters at 0."""

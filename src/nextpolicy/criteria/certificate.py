@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from nextpolicy.core import check
 from nextpolicy.criteria.bounds import Bounds, Threshold
 from nextpolicy.criteria.noise_corrected import without_noise
 from nextpolicy.settings import Settings, pytree, setting
@@ -22,10 +21,6 @@ class CertificateParams(Bounds):
     error_weight: float = setting(
         1.0, "Weight of the value error and the policy step against the expected advantage.", traced=True, low=0
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.number("error_weight", self.error_weight, 0.0, float("inf"))
 
 
 class Certificate(Threshold):

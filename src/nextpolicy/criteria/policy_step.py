@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from nextpolicy.core import check
 from nextpolicy.criteria.bounds import Bounds, Threshold
 from nextpolicy.settings import Settings, pytree, setting
 from nextpolicy.types import Array, Evidence
@@ -26,10 +25,6 @@ class StepParams(Bounds):
         high=1,
         interval="in [0, 1]",
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.number("delta_tv", self.delta_tv, 0.0, 1.0)
 
 
 class PolicyStep(Threshold):
