@@ -26,6 +26,7 @@ class Outcome:
     members: list[Member]
     metrics: dict[str, np.ndarray]
     exact: dict[str, np.ndarray]
+    run: exact.Trajectory  # policies and critics, from which `exact` is solved
 
 
 def train(configs: Mapping[str, TrainConfig]) -> dict[str, Outcome]:
@@ -51,7 +52,8 @@ def train(configs: Mapping[str, TrainConfig]) -> dict[str, Outcome]:
     for name, config in configs.items():
         mine = slice(done, done + len(config.members()))
         mdp = four_rooms_mdp.four_rooms(config.environment.env_options.get("noise", "fail"), config.algorithm.gamma)
-        quantities = exact.quantities(mdp, exact.Trajectory(*(x[mine] for x in run)))
-        outcomes[name] = Outcome(mdp, config.members(), {k: v[mine] for k, v in metrics.items()}, quantities)
+        own = exact.Trajectory(*(x[mine] for x in run))
+        columns = {k: v[mine] for k, v in metrics.items()}
+        outcomes[name] = Outcome(mdp, config.members(), columns, exact.quantities(mdp, own), own)
         done = mine.stop
     return outcomes
