@@ -7,11 +7,10 @@
     count         the actor's advantage includes that of a bonus c / sqrt(n(s')); the critic sees the true reward alone
     entropy       a larger entropy_coef, which changes both policies: exploration without separation
 
-Each on two tasks: Four Rooms with its time limit of 500 steps, in which a uniformly random policy finds the goal about
-once a round of 1024 steps, and with one of 40 steps, in which it finds the goal about once in 28 rounds.
-
-The first value of each experiment is the plain algorithm. All values and algorithms of an experiment on one task are
-one program. `run` skips programs whose rows are in the file, and writes after each.
+Two tasks: Four Rooms with its time limit of 500 steps, in which a uniformly random policy finds the goal about once a
+round of 1024 steps, and with one of 40 steps, in which it does so about once in 28 rounds. The first value of each
+experiment is the plain algorithm. An experiment on one task is one program. `run` skips programs whose rows are in the
+file, and writes after each.
 """
 
 from __future__ import annotations
@@ -75,14 +74,15 @@ class CountingSettings(PPOSettings):
     bonus: float = setting(0.0, "c of the bonus c / sqrt(n(s')).", traced=True, low=0, high=1e6)
 
 
-def scaled(actor: Params, factor: Array | float) -> Params:
-    """The actor with its logits multiplied by `factor`: its head is one dense layer."""
-    head = jax.tree.map(lambda x: x * factor, actor["params"]["head"])
-    return {**actor, "params": {**actor["params"], "head": head}}
+def scaled(params: Params, factor: Array | float) -> Params:
+    """The parameters with the actor's logits multiplied by `factor`: its head is one dense layer."""
+    actor = params["actor"]["params"]
+    head = jax.tree.map(lambda x: x * factor, actor["head"])
+    return {**params, "actor": {"params": {**actor, "head": head}}}
 
 
 class Softened(PPO):
-    """beta = softmax(z / tau) collects data and is improved; the target is pi = softmax(z).
+    """The behavioural policy is beta = softmax(z / tau), the target pi = softmax(z).
 
     The learner holds the parameters of beta, i.e. of z / tau, so that beta_0 is the same for every tau. Gradient steps
     are taken on the parameters of z. A snapshot of beta is also one of pi, whose logits are tau times as large.
@@ -116,22 +116,19 @@ class Softened(PPO):
         learning_rate: Array,
         key: Array,
     ) -> tuple[Params, optax.OptState, Metrics]:
-        sharp = learner._replace(params=self._scaled(learner.params, temperature(settings)))
+        sharp = learner._replace(params=scaled(learner.params, temperature(settings)))
         params, opt_state, fit = super().improve(settings, sharp, rollout, targets, learning_rate, key)
-        return self._scaled(params, 1.0 / temperature(settings)), opt_state, fit
+        return scaled(params, 1.0 / temperature(settings)), opt_state, fit
 
     def objective(
         self, settings: PPOSettings, learner: Learner, params: Params, obs: Array, sample: Any
     ) -> tuple[Array, Metrics]:
         """The loss of beta as a function of the parameters of z."""
-        soft = self._scaled(params, 1.0 / temperature(settings))
+        soft = scaled(params, 1.0 / temperature(settings))
         return super().objective(settings, learner, soft, obs, sample)
 
     def _sharpened(self, settings: PPOSettings, beta: PolicySnapshot) -> PolicySnapshot:
-        return beta._replace(params=scaled(beta.params, temperature(settings)))
-
-    def _scaled(self, params: Params, factor: Array | float) -> Params:
-        return {**params, "actor": scaled(params["actor"], factor)}
+        return beta._replace(params=scaled({"actor": beta.params}, temperature(settings))["actor"])
 
 
 def temperature(settings: PPOSettings) -> float:
@@ -177,6 +174,7 @@ class Counting(PPO):
     ) -> tuple[Any, Evidence, Metrics]:
         ones = jnp.ones_like(rollout.reward)
         learner = learner._replace(visits=learner.visits + self.sums(rollout.next_obs, ones))
+        learned: Any
         learned, evidence, metrics = super().learn(settings, learner, target, rollout, key, progress)
         error = self.sums(rollout.obs, self.intrinsic_advantage(settings, learner, rollout))
         change = INTRINSIC_RATE * error / jnp.maximum(self.sums(rollout.obs, ones), 1.0)
@@ -196,7 +194,7 @@ class Counting(PPO):
         assert isinstance(settings, CountingSettings)
         reward = settings.bonus / jnp.sqrt(learner.visits[rollout.next_obs])
         following = jnp.where(rollout.terminated | rollout.truncated, START, rollout.next_obs)
-        w, discount, never = learner.intrinsic, jnp.full_like(reward, settings.gamma), jnp.zeros_like(rollout.terminated)
+        discount, never, w = jnp.full_like(reward, settings.gamma), jnp.zeros(reward.shape, bool), learner.intrinsic
         return returns.gae(reward, discount, never, w[rollout.obs], w[following], lam=settings.lam)
 
     def sums(self, states: Array, x: Array) -> Array:
@@ -250,11 +248,11 @@ def sharpened(policy: FloatArray, power: float) -> FloatArray:
 
 def table(frame: pd.DataFrame) -> str:
     """Means over seeds +- standard errors, medians of steps, and differences from the plain value of equal seeds."""
-    names = ("task", "algo", "value", "seeds", "mean value", "difference of means [95 %]", "final value")
-    names += ("steps to V* - .01", "failures", "harmful", "collecting: mean", "final", "entropy", "drift")
+    names = "task | algo | value | seeds | mean value | difference of means [95 %] | final value | steps to V* - .01 | "
+    names += "failures | harmful | collecting: mean | final | entropy | drift"
     lines = []
     for experiment, (_, field, (plain, *_)) in EXPERIMENTS.items():
-        lines += [f"\n{experiment}: {field}\n", f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
+        lines += [f"\n{experiment}: {field}\n", f"| {names} |", "|" + "---|" * 14]
         for (task, algo), ours in frame[frame["experiment"] == experiment].groupby(["task", "algo"], sort=False):
             theirs = ours[ours["value"] == plain].set_index("seed")["mean_value"]
             for value, mine in ours.groupby("value"):

@@ -14,6 +14,7 @@ from nextpolicy.loop.population import build_program
 from nextpolicy.loop.state import Setup, make_criterion, population_hypers
 from nextpolicy.nets import build as nets
 from nextpolicy.studies.four_rooms import exact
+from nextpolicy.studies.four_rooms.exact import Trajectory
 from nextpolicy.tabular import four_rooms_mdp
 from nextpolicy.tabular.mdp import TabularMDP
 
@@ -26,7 +27,7 @@ class Outcome:
     members: list[Member]
     metrics: dict[str, np.ndarray]
     exact: dict[str, np.ndarray]
-    run: exact.Trajectory  # policies and critics, from which `exact` is solved
+    run: Trajectory  # policies and critics, from which `exact` is solved
 
 
 def train(configs: Mapping[str, TrainConfig]) -> dict[str, Outcome]:
@@ -52,7 +53,7 @@ def train(configs: Mapping[str, TrainConfig]) -> dict[str, Outcome]:
     for name, config in configs.items():
         mine = slice(done, done + len(config.members()))
         mdp = four_rooms_mdp.four_rooms(config.environment.env_options.get("noise", "fail"), config.algorithm.gamma)
-        own = exact.Trajectory(*(x[mine] for x in run))
+        own = Trajectory(*(x[mine] for x in run))
         columns = {k: v[mine] for k, v in metrics.items()}
         outcomes[name] = Outcome(mdp, config.members(), columns, exact.quantities(mdp, own), own)
         done = mine.stop
