@@ -7,10 +7,9 @@
     count         the actor's advantage includes that of a bonus c / sqrt(n(s')); the critic sees the true reward alone
     entropy       a larger entropy_coef, which changes both policies: exploration without separation
 
-Two tasks: Four Rooms with its time limit of 500 steps, in which a uniformly random policy finds the goal about once a
-round of 1024 steps, and with one of 40 steps, in which it does so about once in 28 rounds. The first value of each
-experiment is the plain algorithm. An experiment on one task is one program. `run` skips programs whose rows are in the
-file, and writes after each.
+Two tasks: with the time limit of 500 steps, a uniformly random policy finds the goal about once a round of 1024 steps;
+with one of 40 steps, about once in 28 rounds. The first value of each experiment is the plain algorithm. An experiment
+on one task is one program. `run` skips programs whose rows are in the file, and writes after each.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ EXPERIMENTS: dict[str, tuple[str, str, tuple[float, ...]]] = {
 TASKS: dict[str, dict[str, Any]] = {"limit-500": {}, "limit-40": {"time_limit": 40}}
 ALGOS = ("sv-static", "sv-dynamic", "ppo")  # a program must not begin with PPO alone
 STATES, START = len(four_rooms_mdp.cells), four_rooms_mdp.state_index(*four_rooms_mdp.START)
-INTRINSIC_RATE = 0.5  # step size of the intrinsic critic, per round
+RATE = 0.5  # step size of the intrinsic critic, per round
 
 
 @pytree
@@ -75,10 +74,9 @@ class CountingSettings(PPOSettings):
 
 
 def scaled(params: Params, factor: Array | float) -> Params:
-    """The parameters with the actor's logits multiplied by `factor`: its head is one dense layer."""
+    """The parameters, with the actor's logits multiplied by `factor`: its head is one dense layer."""
     actor = params["actor"]["params"]
-    head = jax.tree.map(lambda x: x * factor, actor["head"])
-    return {**params, "actor": {"params": {**actor, "head": head}}}
+    return {**params, "actor": {"params": {**actor, "head": jax.tree.map(lambda x: x * factor, actor["head"])}}}
 
 
 class Softened(PPO):
@@ -124,8 +122,7 @@ class Softened(PPO):
         self, settings: PPOSettings, learner: Learner, params: Params, obs: Array, sample: Any
     ) -> tuple[Array, Metrics]:
         """The loss of beta as a function of the parameters of z."""
-        soft = scaled(params, 1.0 / temperature(settings))
-        return super().objective(settings, learner, soft, obs, sample)
+        return super().objective(settings, learner, scaled(params, 1.0 / temperature(settings)), obs, sample)
 
     def _sharpened(self, settings: PPOSettings, beta: PolicySnapshot) -> PolicySnapshot:
         return beta._replace(params=scaled({"actor": beta.params}, temperature(settings))["actor"])
@@ -151,9 +148,8 @@ class Counted(NamedTuple):
 class Counting(PPO):
     """PPO whose actor is also rewarded with b(s') = c / sqrt(n(s')); value targets and critic do not see b.
 
-    n counts all visits of the member, those of this round included. w(s) is learned from the lambda-returns of b under
-    beta. Their episodes never end (Burda et al., 2018): an ended one goes on from the start, as the exploration does.
-    Otherwise the goal, which ends the rewards, would be worth avoiding.
+    n counts all visits of the member, this round's included. w(s) is learned from the lambda-returns of b under beta,
+    which go on from the start when an episode ends (Burda et al., 2018). Otherwise the goal would be worth avoiding.
     """
 
     name: ClassVar[str] = "counting"
@@ -177,8 +173,8 @@ class Counting(PPO):
         learned: Any
         learned, evidence, metrics = super().learn(settings, learner, target, rollout, key, progress)
         error = self.sums(rollout.obs, self.intrinsic_advantage(settings, learner, rollout))
-        change = INTRINSIC_RATE * error / jnp.maximum(self.sums(rollout.obs, ones), 1.0)
-        return learned._replace(intrinsic=learner.intrinsic + change), evidence, metrics
+        w = learner.intrinsic + RATE * error / jnp.maximum(self.sums(rollout.obs, ones), 1.0)
+        return learned._replace(intrinsic=w), evidence, metrics
 
     def evaluate_target(
         self, settings: PPOSettings, learner: Any, rollout: Rollout, target_log_prob: Array | None
@@ -200,8 +196,7 @@ class Counting(PPO):
     def sums(self, states: Array, x: Array) -> Array:
         """The sum of x [T, N] over the visits of each state, [104]; not by a scatter, whose order is random on GPUs."""
         here = states.reshape(-1, 1) == jnp.arange(STATES)[None]
-        total: Array = self.shards.total(jnp.sum(jnp.where(here, x.reshape(-1, 1), 0.0), axis=0))
-        return total
+        return jnp.asarray(self.shards.total(jnp.sum(jnp.where(here, x.reshape(-1, 1), 0.0), axis=0)))
 
 
 def programs(seeds: int, rounds: int, **fields: Any) -> dict[str, dict[str, TrainConfig]]:
@@ -214,8 +209,8 @@ def programs(seeds: int, rounds: int, **fields: Any) -> dict[str, dict[str, Trai
                 for value in values:
                     own: dict[str, Any] = {"algo": prefix + algo, field: value, "seeds": seeds, "env_options": options}
                     config = presets.build("four-rooms", **own, **fields)
-                    steps = rounds * config.batch_size
-                    configs[f"{experiment}|{task}|{algo}|{value:g}"] = config.replace(total_env_steps=steps)
+                    name = f"{experiment}|{task}|{algo}|{value:g}"
+                    configs[name] = config.replace(total_env_steps=rounds * config.batch_size)
     return found
 
 
@@ -224,8 +219,8 @@ def rows(configs: Mapping[str, TrainConfig]) -> list[dict[str, Any]]:
     found = []
     for name, x in group.train(configs).items():
         experiment, task, algo, value = name.split("|")
-        power = float(value) if experiment == "temperature" else 1.0
-        best, config = float(solve.optimal(x.mdp).V @ x.mdp.start), configs[name]
+        power, config = float(value) if experiment == "temperature" else 1.0, configs[name]
+        best = float(solve.optimal(x.mdp).V @ x.mdp.start)
         for m, member in enumerate(x.members):
             one = {column: np.asarray(values[m], np.float64) for column, values in {**x.metrics, **x.exact}.items()}
             collecting = one["value_behaviour"]
@@ -242,15 +237,14 @@ def rows(configs: Mapping[str, TrainConfig]) -> list[dict[str, Any]]:
 
 def sharpened(policy: FloatArray, power: float) -> FloatArray:
     """policy^power, normalised over the last axis: softmax(power z) for softmax(z)."""
-    weight = policy**power
-    return np.asarray(weight / weight.sum(-1, keepdims=True))
+    return np.asarray(policy**power / (policy**power).sum(-1, keepdims=True))
 
 
 def table(frame: pd.DataFrame) -> str:
     """Means over seeds +- standard errors, medians of steps, and differences from the plain value of equal seeds."""
     names = "task | algo | value | seeds | mean value | difference of means [95 %] | final value | steps to V* - .01 | "
     names += "failures | harmful | collecting: mean | final | entropy | drift"
-    lines = []
+    lines: list[str] = []
     for experiment, (_, field, (plain, *_)) in EXPERIMENTS.items():
         lines += [f"\n{experiment}: {field}\n", f"| {names} |", "|" + "---|" * 14]
         for (task, algo), ours in frame[frame["experiment"] == experiment].groupby(["task", "algo"], sort=False):
@@ -287,13 +281,13 @@ def main() -> None:
     for algorithm in (Softened, Counting):
         algos.register(algorithm)
     frame, started = pd.read_csv(options.out) if options.out.is_file() else pd.DataFrame(), time.monotonic()
-    size = (options.seeds, options.rounds)
+    size = options.seeds, options.rounds
     if len(frame) and (got := (frame["seed"].nunique(), int(frame["rounds"].iloc[0]))) != size:
         parser.error(f"out: expected a file of {size} seeds and rounds, got one of {got}; name another file")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     for name, configs in programs(options.seeds, options.rounds).items():
-        done = set(frame["experiment"] + " " + frame["task"]) if len(frame) else set()
-        if name in done or time.monotonic() - started > 60 * options.minutes:
+        done = len(frame) and name in set(frame["experiment"] + " " + frame["task"])
+        if done or time.monotonic() - started > 60 * options.minutes:
             continue
         frame = pd.concat([frame, pd.DataFrame(rows(configs))], ignore_index=True)
         frame.to_csv(options.out, index=False, float_format="%.6g")
