@@ -337,7 +337,11 @@ def test_the_readings_differ_in_what_the_paper_leaves_open() -> None:
         ours, theirs = (presets.build(env, preset=preset).flat() for preset in ("corrected", "paper"))
         return {name: (ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]}
 
-    assert differing("brax/hopper") == {"truncation": ("bootstrap", "terminal"), "warmup_steps": (10, 1000)}
+    assert differing("brax/hopper") == {
+        "truncation": ("bootstrap", "terminal"),
+        "warmup_steps": (10, 1000),
+        "advantage_norm": ("none", "scale"),
+    }
     assert differing("gymnax/Breakout-MinAtar") == {"truncation": ("bootstrap", "terminal")}
     assert differing("four-rooms") == {}
     assert presets.build("custom/mine", preset="brax").value("warmup_steps") == 10

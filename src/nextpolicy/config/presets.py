@@ -121,9 +121,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     "default": DEFAULT,
 }
 # What the paper's tables of settings leave open (docs/paper.md), by environments: `paper` as in PureJaxRL, on which the
-# paper builds; `corrected` as we recommend, with true successors at time limits and a warm-up of one round.
+# paper builds; `corrected` as we recommend, with true successors at time limits, a warm-up of one round, and advantages
+# on Brax that are not divided by their standard deviation, which late in training amplifies noise (docs/results.md).
 READINGS: dict[str, dict[str, dict[str, Any]]] = {
-    "corrected": {"brax": {"warmup_steps": 10}},
+    "corrected": {"brax": {"warmup_steps": 10, "advantage_norm": "none"}},
     "paper": {
         "brax": {"warmup_steps": 1000, "truncation": "terminal"},
         "minatar": {"truncation": "terminal"},
