@@ -171,3 +171,12 @@ def test_headlines_name_the_signal_that_tracks_best() -> None:
     assert "best tracked by kl drift (rank correlation -0.80 without trends; the paper's signal 0.30" in lines[0]
     assert lines[-2] == "share of harmful updates: ppo 25 %, sv-static 25 %, paper 25 %, oracle 25 %"
     assert lines[-1].startswith("mean value over training, less PPO's: policy-step 0.1 +0.4000, paper +0.0000")
+
+
+RESULTS = Path(__file__).parents[2] / "results" / "criteria"
+
+
+@pytest.mark.parametrize("name", ["signals", "criteria"])
+def test_the_committed_tables_are_those_of_the_committed_members(name: str) -> None:
+    made = getattr(tables, name)(pd.read_csv(RESULTS / "members.csv"))
+    assert made.to_csv(index=False, float_format="%.5g") == (RESULTS / f"{name}.csv").read_text()
