@@ -104,3 +104,11 @@ def test_differences_of_means_and_spreads_are_those_of_scipy() -> None:
     true, error = row["detectable_difference"], np.sqrt((first.var(ddof=1) + score.var(ddof=1)) / 24)
     power = 1.0 - stats.nct.cdf(stats.t.ppf(0.975, welch.df), welch.df, true / error)
     assert abs(power - 0.8) < 0.01
+
+
+def test_the_committed_table_of_harm_follows_from_its_rows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = SCRIPTS.parent / "results" / "off-policy"
+    run(monkeypatch, "off_policy_harm.py", "table", str(results / "harm.csv"))
+    assert capsys.readouterr().out == (results / "harm.md").read_text()
