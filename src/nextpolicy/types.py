@@ -132,6 +132,14 @@ class Distribution(Protocol):
         ...
 
 
+class SampledDistribution(Distribution, Protocol):
+    """A distribution whose samples come with their log-densities, for gradients through samples."""
+
+    def perturbed_with_unit_log_prob(self, noise: Array) -> tuple[Array, Array]:
+        """Actions, and the log-densities of the actions scaled to [-1, 1]."""
+        ...
+
+
 ActorCritic = Callable[[Array], tuple[Distribution, Array]]  # raw observations -> (distribution, values)
 
 
@@ -147,6 +155,7 @@ class Networks(NamedTuple):
     policy: Callable[[PolicySnapshot], Callable[[Array], Distribution]]
     value: Callable[[Params, RunningStats | None], Callable[[Array], Array]]
     fused_actor_critic: Callable[[Params, RunningStats | None], ActorCritic] | None = None  # if one pass is faster
+    action_value: Callable[..., Callable[..., Array]] | None = None  # of algorithms with critics of actions
 
     def actor_critic(self, params: Params, obs_stats: RunningStats | None) -> ActorCritic:
         """Distribution and value, from one fused pass if available."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nextpolicy.algos.base import Algorithm, Pace
 from nextpolicy.algos.ppo import PPO
+from nextpolicy.algos.sac import SAC
 
 ALGORITHMS: dict[str, type[Algorithm]] = {}
 VARIANTS: dict[str, tuple[type[Algorithm], Pace]] = {}  # values of `--algo`: (algorithm, when its target is updated)
@@ -19,5 +20,5 @@ def register(algorithm: type[Algorithm]) -> None:
     VARIANTS.update({name: (algorithm, pace) for name, pace in algorithm.variants.items()})
 
 
-for _algorithm in (PPO,):
+for _algorithm in (PPO, SAC):
     register(_algorithm)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
+import numpy as np
+
 from nextpolicy.core.shards import Shards
 from nextpolicy.settings import Settings
 from nextpolicy.types import Array, Evidence, Metrics, Networks, PolicySnapshot, PyTree, Rollout
@@ -20,6 +22,8 @@ class Parts(NamedTuple):
     batch_size: int  # samples per round on one shard
     shards: Shards
     numbered_obs: bool = False  # whether observations are numbers of states, which nothing normalises
+    obs_dtype: Any = np.float32
+    action_size: int = 1  # elements of a continuous action
 
 
 class Algorithm(Protocol):
@@ -31,6 +35,7 @@ class Algorithm(Protocol):
 
     name: ClassVar[str]
     settings: ClassVar[type[Settings]]
+    # `networks_kind: ClassVar[str]` names the networks it needs, see `nets.kinds`; without it, an actor and a critic.
     variants: ClassVar[dict[str, Pace]]  # by the names that `--algo` accepts
 
     def __init__(self, settings: Any, parts: Parts) -> None: ...

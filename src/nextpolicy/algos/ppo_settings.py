@@ -8,7 +8,7 @@ from typing import Literal
 
 from nextpolicy.settings import INT32_MAX, ConfigError, Settings, pytree, setting
 
-_BELOW_ONE = 1 - 2**-24  # the largest float32 below 1
+BELOW_ONE = 1 - 2**-24  # the largest float32 below 1
 
 
 @pytree
@@ -27,7 +27,7 @@ class PPOSettings(Settings):
     learning_rate_final: float = setting(
         0.0, "Learning rate at the end of its linear decay over the rounds.", traced=True, low=0, high=1e6
     )
-    gamma: float = setting(0.99, "Discount factor.", traced=True, low=0, high=_BELOW_ONE, interval="in [0, 1)")
+    gamma: float = setting(0.99, "Discount factor.", traced=True, low=0, high=BELOW_ONE, interval="in [0, 1)")
     lam: float = setting(
         0.95, "Trace decay of GAE, Retrace and V-trace.", traced=True, low=0, high=1, interval="in [0, 1]"
     )

@@ -71,7 +71,16 @@ class Setup:
     @property
     def algorithm(self) -> Algorithm:
         batch_size = self.local_envs * self.config.environment.rollout_length
-        parts = Parts(self.networks, self.spec.obs_shape, batch_size, self.shards, self.spec.obs_table is not None)
+        spec = self.spec
+        parts = Parts(
+            networks=self.networks,
+            obs_shape=spec.obs_shape,
+            batch_size=batch_size,
+            shards=self.shards,
+            numbered_obs=spec.obs_table is not None,
+            obs_dtype=spec.obs_dtype,
+            action_size=spec.action.outputs,
+        )
         return self.config.algorithm_class(self.config.algorithm, parts)
 
     @property

@@ -18,7 +18,7 @@ from nextpolicy.types import Array, Networks, Params, PolicySnapshot, RunningSta
 _SMALLEST = {"small-cnn": 3, "nature": 36, "impala": 1}  # smallest side of an image, in pixels
 
 
-class _Stack(nn.Module):
+class Stack(nn.Module):
     """A torso and a head as one module."""
 
     torso: nn.Module
@@ -36,22 +36,22 @@ def build(
     A caller's `actor` maps observations to logits (discrete actions) or to (mean, log_std) (continuous actions). A
     caller's `critic` maps each observation to one value. Both receive normalised observations as float32.
     """
-    actor_module: nn.Module = _Stack(_torso(spec, config), _policy_head(spec, config)) if actor is None else actor
+    actor_module: nn.Module = Stack(make_torso(spec, config), _policy_head(spec, config)) if actor is None else actor
     as_distribution = (lambda x: x) if actor is None else _wrap_output(spec)
     if critic is not None:
         critic_module = critic
     elif config.shared_torso and actor is None:
-        critic_module = heads.ValueHead(_dtype(config))
+        critic_module = heads.ValueHead(compute_dtype(config))
     else:
-        critic_module = _Stack(_torso(spec, config), heads.ValueHead(_dtype(config)))
+        critic_module = Stack(make_torso(spec, config), heads.ValueHead(compute_dtype(config)))
     shared = config.shared_torso and actor is None and critic is None
-    prepare = _reader(spec)
+    prepare = reader(spec)
     ours = actor is None or critic is None
-    fused = fusion.binder(_torso(spec, config), spec, config) if ours and not shared else None
+    fused = fusion.binder(make_torso(spec, config), spec, config) if ours and not shared else None
 
     def bind(module: nn.Module, params: Params) -> Callable[[Array], Any]:
         """`module` with these parameters; our own modules run as fused kernels if there are any."""
-        if fused is None or not isinstance(module, _Stack):
+        if fused is None or not isinstance(module, Stack):
             return lambda x: module.apply(params, x)
         run = fused([(module.head, params)])
         return lambda x: run(x)[0]
@@ -91,7 +91,7 @@ def build(
 
 
 def _features(module: nn.Module, params: Params, obs: Array) -> Array:
-    """The features of a `_Stack`'s torso."""
+    """The features of a `Stack`'s torso."""
     features: Any = module.apply(params, obs, method=lambda stack, x: stack.torso(x))
     return features
 
@@ -104,7 +104,7 @@ def _tabulated(apply: Callable[[Any], Any], spec: EnvSpec) -> Callable[[Array], 
     return lambda index: jax.tree.map(lambda x: x[index], rows)
 
 
-def _reader(spec: EnvSpec) -> Callable[[Array, RunningStats | None], Array]:
+def reader(spec: EnvSpec) -> Callable[[Array, RunningStats | None], Array]:
     """Converts raw observations to float32: bytes to [0, 1], others normalised if there are statistics."""
     pixels = jnp.dtype(spec.obs_dtype) == jnp.uint8
     scale = spec.obs_scale
@@ -120,15 +120,15 @@ def _reader(spec: EnvSpec) -> Callable[[Array, RunningStats | None], Array]:
     return read
 
 
-def _dtype(config: NetConfig) -> Any:
+def compute_dtype(config: NetConfig) -> Any:
     """The dtype of Flax modules; under `auto`, only fused kernels use bfloat16."""
     return jnp.bfloat16 if config.compute_dtype == "bfloat16" else jnp.float32
 
 
-def _torso(spec: EnvSpec, config: NetConfig) -> nn.Module:
+def make_torso(spec: EnvSpec, config: NetConfig) -> nn.Module:
     if config.torso != "mlp":
         check.channels_last(spec)
-    kind, dtype = torso_kind(spec, config), _dtype(config)
+    kind, dtype = torso_kind(spec, config), compute_dtype(config)
     hidden, norm = tuple(config.hidden), config.layer_norm
     if kind == "mlp":
         return torsos.MLP(len(spec.obs_shape), hidden, config.activation, norm, dtype)
@@ -158,10 +158,10 @@ def torso_kind(spec: EnvSpec, config: NetConfig) -> str:
 
 def _policy_head(spec: EnvSpec, config: NetConfig) -> nn.Module:
     if isinstance(spec.action, Discrete):
-        return heads.CategoricalHead(spec.action.n, _dtype(config))
+        return heads.CategoricalHead(spec.action.n, compute_dtype(config))
     if isinstance(spec.action, Box):
-        return heads.GaussianHead(spec.action.outputs, config.log_std_init, _dtype(config))
-    return heads.MultiCategoricalHead(spec.action.sizes, _dtype(config))
+        return heads.GaussianHead(spec.action.outputs, config.log_std_init, compute_dtype(config))
+    return heads.MultiCategoricalHead(spec.action.sizes, compute_dtype(config))
 
 
 def _wrap_output(spec: EnvSpec) -> Callable[[Any], heads.Distribution]:

@@ -19,7 +19,7 @@ from nextpolicy.envs.registry import is_host
 from nextpolicy.loop.host_loop import build_host_program, init_members
 from nextpolicy.loop.population import Observer, Program, build_program, member_init, population_mode
 from nextpolicy.loop.state import Hypers, MemberState, Setup, make_criterion, population_hypers
-from nextpolicy.nets import build as nets
+from nextpolicy.nets import kinds
 from nextpolicy.nets import check
 from nextpolicy.run import traced
 from nextpolicy.types import Networks, PyTree
@@ -190,4 +190,4 @@ def _networks(config: TrainConfig, spec: EnvSpec, actor: nn.Module | None, criti
             f"policy: expected {fitting!r} for {spec.id}, whose actions are {kind}, got {config.net.policy!r}"
         )
     check.own_modules(spec, actor, critic)
-    return nets.build(spec, config.net, actor, critic)
+    return kinds.make(config, spec, actor, critic)

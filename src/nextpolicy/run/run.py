@@ -18,7 +18,7 @@ from nextpolicy import runfiles
 from nextpolicy.config import MAX_SEED, ConfigError, Member, TrainConfig, shown, whole
 from nextpolicy.envs.base import is_host_env
 from nextpolicy.loop.evaluate import evaluator
-from nextpolicy.nets import build as nets
+from nextpolicy.nets import kinds
 from nextpolicy.run import arrays, checkpoint
 from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.job import Job
@@ -153,7 +153,7 @@ class Run:
     def policy(self, policy: str = "target", member: int = 0) -> Policy:
         """A member's policy as a function `policy(obs, key=None)`; see `Policy`."""
         job, spec = self._job, self._job.setup.spec
-        networks = nets.build(dataclasses.replace(spec, obs_table=None), self.config.net, *self._modules)
+        networks = kinds.make(self.config, dataclasses.replace(spec, obs_table=None), *self._modules)
         arrange = job.env.arrange if is_host_env(job.env) else None
         return Policy(spec, networks, self.snapshot(policy, member), arrange)
 

@@ -12,7 +12,7 @@ from nextpolicy.config import Member, TrainConfig
 from nextpolicy.envs import build as envs
 from nextpolicy.loop.population import build_program
 from nextpolicy.loop.state import Setup, make_criterion, population_hypers
-from nextpolicy.nets import build as nets
+from nextpolicy.nets import kinds
 from nextpolicy.studies.four_rooms import exact
 from nextpolicy.studies.four_rooms.exact import Trajectory
 from nextpolicy.tabular import four_rooms_mdp
@@ -37,7 +37,7 @@ def train(configs: Mapping[str, TrainConfig]) -> dict[str, Outcome]:
     """
     first = next(iter(configs.values()))
     env = envs.make("four-rooms", **first.environment.env_options)
-    setup = Setup(first, env.spec, nets.build(env.spec, first.net), make_criterion(first, None))
+    setup = Setup(first, env.spec, kinds.make(first, env.spec), make_criterion(first, None))
     if setup.plain:
         raise ValueError("configs: expected a first configuration with sv-static or sv-dynamic, got one with ppo alone")
     hypers = jax.tree.map(lambda *x: np.concatenate(x), *[population_hypers(c) for c in configs.values()])

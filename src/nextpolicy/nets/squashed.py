@@ -1,0 +1,127 @@
+"""A Gaussian squashed into the bounds of the actions by tanh, and the network head that outputs it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nextpolicy.envs.base import Box, EnvSpec
+from nextpolicy.nets.heads import DiagonalGaussian
+from nextpolicy.settings import ConfigError
+from nextpolicy.types import Array
+
+_LOG_STD = (-5.0, 2.0)  # bounds of log_std
+_EDGE = 1.0 - 1e-6  # actions at a bound are moved inside, where atanh is finite
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(32)  # for expectations under a standard normal
+
+
+def action_range(spec: EnvSpec) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(lower, upper) bound of each element of an action. Raises `ConfigError` unless actions are real and bounded."""
+    if not isinstance(spec.action, Box):
+        raise ConfigError(f"algo: expected ppo, sv-static or sv-dynamic for {spec.id}, whose actions are discrete")
+    low, high = (
+        np.broadcast_to(np.asarray(b, np.float64), spec.action.shape).ravel()
+        for b in (spec.action.low, spec.action.high)
+    )
+    if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
+        raise ConfigError(f"{spec.id}: expected bounded actions for SAC, got bounds {low.min():g} and {high.max():g}")
+    return tuple(low.tolist()), tuple(high.tolist())
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SquashedGaussian:
+    """a = middle + half * tanh(u), u ~ N(mean, std^2), with [low, high] = [middle - half, middle + half].
+
+    `mean` and `log_std` are [..., A]. Divergences between two such distributions with the same bounds are those of
+    the Gaussians, since a is an invertible function of u.
+    """
+
+    mean: Array
+    log_std: Array
+    low: tuple[float, ...] = field(metadata={"static": True})
+    high: tuple[float, ...] = field(metadata={"static": True})
+
+    @property
+    def gaussian(self) -> DiagonalGaussian:
+        """The distribution of u."""
+        return DiagonalGaussian(self.mean, self.log_std)
+
+    @property
+    def _half(self) -> np.ndarray:
+        return (np.asarray(self.high) - np.asarray(self.low)).astype(np.float32) / 2
+
+    @property
+    def _middle(self) -> np.ndarray:
+        return (np.asarray(self.high) + np.asarray(self.low)).astype(np.float32) / 2
+
+    def perturbed(self, noise: Array) -> Array:
+        """Actions [..., A] from standard normal noise."""
+        return self._squash(self.gaussian.perturbed(noise))
+
+    def perturbed_with_unit_log_prob(self, noise: Array) -> tuple[Array, Array]:
+        """Actions [..., A], and the log-densities [...] of tanh(u), i.e. of the actions scaled to [-1, 1].
+
+        Computed from u, which is more accurate than from the action near the bounds.
+        """
+        u = self.gaussian.perturbed(noise)
+        return self._squash(u), self.gaussian.log_prob(u) - jnp.sum(_log_slope(u), axis=-1)
+
+    def sample(self, key: Array) -> Array:
+        return self.perturbed(DiagonalGaussian.noise(key, self.mean.shape))
+
+    def mode(self) -> Array:
+        """The action of the mean of u: the median, element by element."""
+        return self._squash(self.mean)
+
+    def log_prob(self, action: Array) -> Array:
+        u = jnp.arctanh(jnp.clip((action - self._middle) / self._half, -_EDGE, _EDGE))
+        return self.gaussian.log_prob(u) - jnp.sum(_log_slope(u) + np.log(self._half), axis=-1)
+
+    def entropy(self) -> Array:
+        """Of the actions scaled to [-1, 1]; sum_i H(u_i) + E[log(1 - tanh(u_i)^2)], by Gauss-Hermite quadrature."""
+        u = self.mean[..., None] + jnp.exp(self.log_std)[..., None] * _NODES.astype(np.float32)
+        slope = jnp.sum(_log_slope(u) * (_WEIGHTS / math.sqrt(2 * math.pi)).astype(np.float32), axis=-1)
+        return self.gaussian.entropy() + jnp.sum(slope, axis=-1)
+
+    def kl(self, other: SquashedGaussian) -> Array:
+        """KL(self || other) [...]."""
+        return self.gaussian.kl(other.gaussian)
+
+    def tv(self, other: SquashedGaussian) -> Array:
+        """An upper bound [...], see `DiagonalGaussian.tv`."""
+        return self.gaussian.tv(other.gaussian)
+
+    def _squash(self, u: Array) -> Array:
+        return self._middle + self._half * jnp.tanh(u)
+
+
+def _log_slope(u: Array) -> Array:
+    """log(1 - tanh(u)^2), without cancellation for large |u|."""
+    return 2.0 * (math.log(2.0) - u - jax.nn.softplus(-2.0 * u))
+
+
+class SquashedGaussianHead(nn.Module):
+    """Features [..., F] to a squashed Gaussian whose mean and standard deviation depend on the state."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, features: Array) -> SquashedGaussian:
+        out = nn.Dense(2 * len(self.low), kernel_init=nn.initializers.orthogonal(0.01), dtype=self.dtype)(features)
+        return self.read(out.astype(jnp.float32))
+
+    @nn.nowrap
+    def read(self, out: Array) -> SquashedGaussian:
+        """The distribution of float32 outputs [..., 2 A]: means, then what bounds turn into log standard deviations."""
+        mean, raw = jnp.split(out, 2, axis=-1)
+        least, most = _LOG_STD
+        return SquashedGaussian(mean, least + (most - least) / 2 * (jnp.tanh(raw) + 1.0), self.low, self.high)
