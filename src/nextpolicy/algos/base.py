@@ -35,7 +35,8 @@ class Algorithm(Protocol):
 
     name: ClassVar[str]
     settings: ClassVar[type[Settings]]
-    # `networks_kind: ClassVar[str]` names the networks it needs, see `nets.kinds`; without it, an actor and a critic.
+    # Optional: `networks_kind: ClassVar[str]`, the networks it needs (see `nets.kinds`), by default an actor and a
+    # critic; `unsupported_criteria: ClassVar[tuple[str, ...]]`, criteria whose evidence it does not measure.
     variants: ClassVar[dict[str, Pace]]  # by the names that `--algo` accepts
 
     def __init__(self, settings: Any, parts: Parts) -> None: ...

@@ -6,8 +6,8 @@ critics learn the soft action values of the target policy pi from replayed trans
     y = r + gamma (1 - terminated) (min_i Qbar_i(s', a') - alpha log pi(a' | s')),   a' ~ pi(. | s')
 
 The bootstrap's action comes from pi itself, so there is no importance ratio. The actor, which is the behavioural policy
-beta, keeps improving against these critics. pi is constant during a round. If it is beta_k, this is SAC, whose
-bootstrap then lags by less than the gradient steps of a round; with one gradient step per round it is SAC to the letter.
+beta, keeps improving against these critics. pi is constant during a round. If it is beta_k, this is SAC: to the letter
+with one gradient step per round, and with more, the bootstrap's policy lags behind the actor by fewer steps than that.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class SAC:
     name: ClassVar[str] = "sac"
     settings: ClassVar[type[Settings]] = SACSettings
     networks_kind: ClassVar[str] = "soft"
+    unsupported_criteria: ClassVar[tuple[str, ...]] = ("noise-corrected", "held-out", "certificate")
     variants: ClassVar[dict[str, Pace]] = {"sac": "plain", "sv-sac-static": "static", "sv-sac": "dynamic"}
 
     def __init__(self, settings: SACSettings, parts: Parts) -> None:
@@ -275,14 +276,10 @@ class SAC:
         return found
 
     def _empty_round(self) -> Transition:
-        """The shapes of a round's transitions."""
-        lead = (self.parts.batch_size,)
-        shape = jax.ShapeDtypeStruct
-        obs = shape((*lead, *self.parts.obs_shape), self.parts.obs_dtype)
-        flag = shape(lead, jnp.bool_)
-        return Transition(
-            obs, obs, shape((*lead, self.parts.action_size), jnp.float32), shape(lead, jnp.float32), flag, flag
-        )  # type: ignore[arg-type]
+        """Transitions of a round, for their shapes."""
+        rows = self.parts.batch_size
+        obs, flag = jnp.zeros((rows, *self.parts.obs_shape), self.parts.obs_dtype), jnp.zeros(rows, jnp.bool_)
+        return Transition(obs, obs, jnp.zeros((rows, self.parts.action_size)), jnp.zeros(rows), flag, flag)
 
     def _optimiser(self) -> optax.GradientTransformation:
         """Adam without learning rate, which is traced and applied in `_step`."""

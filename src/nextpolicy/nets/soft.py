@@ -8,13 +8,12 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from nextpolicy.config import NetConfig
 from nextpolicy.envs.base import EnvSpec
 from nextpolicy.nets import heads, torsos
 from nextpolicy.nets.build import Stack, compute_dtype, make_torso, reader, torso_kind
-from nextpolicy.nets.squashed import SquashedGaussian, SquashedGaussianHead, action_range
+from nextpolicy.nets.squashed import SquashedGaussian, SquashedGaussianHead, action_range, to_unit
 from nextpolicy.types import Array, Networks, Params, PolicySnapshot, RunningStats
 
 
@@ -46,7 +45,6 @@ def build(spec: EnvSpec, config: NetConfig) -> Networks:
     [..., A] to values [2, ...].
     """
     low, high = action_range(spec)
-    middle, half = ((np.asarray(high) + s * np.asarray(low)).astype(np.float32) / 2 for s in (1, -1))
     actor = Stack(make_torso(spec, config), SquashedGaussianHead(low, high, compute_dtype(config)))
     torso = None if torso_kind(spec, config) == "mlp" else make_torso(spec, config)
     critic = _ActionValue(torso, len(spec.obs_shape), config)
@@ -61,13 +59,13 @@ def build(spec: EnvSpec, config: NetConfig) -> Networks:
     def policy(snapshot: PolicySnapshot) -> Callable[[Array], SquashedGaussian]:
         def apply(obs: Array) -> SquashedGaussian:
             dist: Any = actor.apply(snapshot.params, prepare(obs, snapshot.obs_stats))
-            return dist  # type: ignore[no-any-return]
+            return dist
 
         return apply
 
     def action_value(params: Params, obs_stats: RunningStats | None) -> Callable[[Array, Array], Array]:
         def apply(obs: Array, action: Array) -> Array:
-            x, a = prepare(obs, obs_stats), (action - middle) / half
+            x, a = prepare(obs, obs_stats), to_unit(action, low, high)
             # One after the other: on a CPU, a product of batches of matrices is slower, and can deadlock XLA.
             return jnp.stack([jnp.asarray(critic.apply(one, x, a)) for one in params])
 

@@ -53,14 +53,6 @@ class SquashedGaussian:
         """The distribution of u."""
         return DiagonalGaussian(self.mean, self.log_std)
 
-    @property
-    def _half(self) -> np.ndarray:
-        return (np.asarray(self.high) - np.asarray(self.low)).astype(np.float32) / 2
-
-    @property
-    def _middle(self) -> np.ndarray:
-        return (np.asarray(self.high) + np.asarray(self.low)).astype(np.float32) / 2
-
     def perturbed(self, noise: Array) -> Array:
         """Actions [..., A] from standard normal noise."""
         return self._squash(self.gaussian.perturbed(noise))
@@ -81,13 +73,15 @@ class SquashedGaussian:
         return self._squash(self.mean)
 
     def log_prob(self, action: Array) -> Array:
-        u = jnp.arctanh(jnp.clip((action - self._middle) / self._half, -_EDGE, _EDGE))
-        return self.gaussian.log_prob(u) - jnp.sum(_log_slope(u) + np.log(self._half), axis=-1)
+        u = jnp.arctanh(jnp.clip(to_unit(action, self.low, self.high), -_EDGE, _EDGE))
+        half = np.subtract(self.high, self.low) / 2
+        return self.gaussian.log_prob(u) - jnp.sum(_log_slope(u), axis=-1) - float(np.log(half).sum())
 
     def entropy(self) -> Array:
         """Of the actions scaled to [-1, 1]; sum_i H(u_i) + E[log(1 - tanh(u_i)^2)], by Gauss-Hermite quadrature."""
-        u = self.mean[..., None] + jnp.exp(self.log_std)[..., None] * _NODES.astype(np.float32)
-        slope = jnp.sum(_log_slope(u) * (_WEIGHTS / math.sqrt(2 * math.pi)).astype(np.float32), axis=-1)
+        across = lambda x: x.astype(np.float32).reshape((1,) * self.mean.ndim + (-1,))  # noqa: E731
+        u = self.mean[..., None] + jnp.exp(self.log_std)[..., None] * across(_NODES)
+        slope = jnp.sum(_log_slope(u) * across(_WEIGHTS / math.sqrt(2 * math.pi)), axis=-1)
         return self.gaussian.entropy() + jnp.sum(slope, axis=-1)
 
     def kl(self, other: SquashedGaussian) -> Array:
@@ -99,7 +93,20 @@ class SquashedGaussian:
         return self.gaussian.tv(other.gaussian)
 
     def _squash(self, u: Array) -> Array:
-        return self._middle + self._half * jnp.tanh(u)
+        middle, half = _middle_and_half(self.low, self.high, u.ndim)
+        return middle + half * jnp.tanh(u)
+
+
+def to_unit(action: Array, low: tuple[float, ...], high: tuple[float, ...]) -> Array:
+    """Actions [..., A] between their bounds, scaled to [-1, 1]."""
+    middle, half = _middle_and_half(low, high, action.ndim)
+    return (action - middle) / half
+
+
+def _middle_and_half(low: tuple[float, ...], high: tuple[float, ...], ndim: int) -> tuple[np.ndarray, np.ndarray]:
+    """The middle of the bounds and half of their distance, [1, ..., A] with `ndim` axes."""
+    shaped = lambda x: np.asarray(x, np.float32).reshape((1,) * (ndim - 1) + (-1,))  # noqa: E731
+    return shaped(np.add(high, low) / 2), shaped(np.subtract(high, low) / 2)
 
 
 def _log_slope(u: Array) -> Array:

@@ -19,8 +19,7 @@ from nextpolicy.envs.registry import is_host
 from nextpolicy.loop.host_loop import build_host_program, init_members
 from nextpolicy.loop.population import Observer, Program, build_program, member_init, population_mode
 from nextpolicy.loop.state import Hypers, MemberState, Setup, make_criterion, population_hypers
-from nextpolicy.nets import kinds
-from nextpolicy.nets import check
+from nextpolicy.nets import check, kinds
 from nextpolicy.run import traced
 from nextpolicy.types import Networks, PyTree
 
@@ -169,6 +168,8 @@ def _check_evidence(config: TrainConfig, spec: EnvSpec) -> None:
         name = config.value("signal", member) if "signal" in fields else config.run.criterion
         if member.pace != "dynamic":
             continue
+        if name in getattr(config.algorithm_class, "unsupported_criteria", ()):
+            raise ConfigError(f"criterion: expected one whose evidence {member.algo} measures, got {name}")
         if name == "held-out" and not share:
             raise ConfigError("held_out: expected a fraction above 0 for the criterion held-out, got 0")
         if name == "oracle" and spec.start_value is None:
