@@ -61,6 +61,8 @@ def setting(
 class Settings:
     """Base class of settings. Subclasses are decorated with `@pytree` and `@dataclass(frozen=True)`."""
 
+    divides_batch: typing.ClassVar[bool] = False  # whether `minibatch_size` must divide the batch size
+
     def check(self, batch_size: int) -> None:
         """Raise `ConfigError` for an invalid combination of values; called once per member."""
 

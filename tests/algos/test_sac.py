@@ -231,3 +231,15 @@ def test_wrong_settings_are_refused_before_a_folder_is_made(
     with pytest.raises(ConfigError, match=message):
         nextpolicy.train(env, out=tmp_path / "run", **{**COMMON, "algo": "sac", **fields})
     assert not (tmp_path / "run").exists()
+
+
+def test_buffers_that_exceed_the_memory_are_refused_before_a_folder_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nextpolicy.run.memory._memory", lambda: 100_000)
+    row = 2 * 3 * 4 + 4 + 4 + 2  # observations, action, reward, two flags
+    most = int(0.8 * 100_000 / row / 2)
+    with pytest.raises(ConfigError, match=f"replay_size: expected at most {most} for 2 members of {row} bytes .* got"):
+        _train(tmp_path / "run", algo="sac", replay_size=most + 8)
+    assert not (tmp_path / "run").exists()
+    assert len(_train(tmp_path / "run", algo="sac", replay_size=most, total_env_steps=8).metrics) == 2

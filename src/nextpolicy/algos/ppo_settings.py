@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from nextpolicy.settings import INT32_MAX, ConfigError, Settings, pytree, setting
 
@@ -16,6 +16,7 @@ BELOW_ONE = 1 - 2**-24  # the largest float32 below 1
 class PPOSettings(Settings):
     """Settings of PPO and SV-PPO."""
 
+    divides_batch: ClassVar[bool] = True
     epochs: int = setting(4, "Passes over a round's batch.", low=1, high=10_000)
     minibatch_size: int = setting(
         1024,

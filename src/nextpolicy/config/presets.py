@@ -131,7 +131,29 @@ READINGS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 # Changes for algorithms other than PPO: (algorithm, preset) -> fields. Fields the algorithm does not have are dropped.
-ALGORITHM_PRESETS: dict[tuple[str, str], dict[str, Any]] = {}
+_SAC: dict[str, Any] = {"hidden": (256, 256), "activation": "relu", "learning_rate": 3e-4}
+ALGORITHM_PRESETS: dict[tuple[str, str], dict[str, Any]] = {
+    ("sac", "default"): {
+        **_SAC,
+        "total_env_steps": 100_000,
+        "num_envs": 4,
+        "rollout_length": 4,
+        "warmup_steps": 250,
+        "normalise_obs": False,
+        "minibatch_size": 256,
+    },
+    ("sac", "brax"): {
+        **_SAC,
+        "total_env_steps": 5_000_000,
+        "num_envs": 128,
+        "rollout_length": 1,
+        "updates_per_step": 0.5,
+        "minibatch_size": 512,
+        "learning_rate": 6e-4,
+        "warmup_steps": 64,
+        "reward_scale": 10.0,
+    },
+}
 
 
 def preset_for(env: str) -> str:
@@ -153,10 +175,12 @@ def build(env: str, *, preset: str | None = None, **overrides: Any) -> TrainConf
         known = [*READINGS, *PRESETS]
         raise ConfigError(f"preset: expected one of {', '.join(known)}, got {preset!r}{nearest(str(name), known)}")
     algo, criterion = (convert(FIELDS[n], overrides.get(n, TrainConfig().value(n))) for n in ("algo", "criterion"))
-    active = active_fields(*settings_classes(algo, criterion))
+    classes = settings_classes(algo, criterion)
+    active = active_fields(*classes)
     changes = READINGS[reading].get(name, {}) | ALGORITHM_PRESETS.get((VARIANTS[algo[0]][0].name, name), {})
     chosen = {field: value for field, value in {**PRESETS[name], **changes}.items() if field in active}
-    return TrainConfig().replace(**{**chosen, "env": env, **_fitting(chosen, overrides), **overrides})
+    fitting = _fitting(chosen, overrides) if classes[0].divides_batch else {}
+    return TrainConfig().replace(**{**chosen, "env": env, **fitting, **overrides})
 
 
 def _fitting(preset: dict[str, Any], overrides: dict[str, Any]) -> dict[str, int]:

@@ -20,7 +20,7 @@ from nextpolicy.loop.host_loop import build_host_program, init_members
 from nextpolicy.loop.population import Observer, Program, build_program, member_init, population_mode
 from nextpolicy.loop.state import Hypers, MemberState, Setup, make_criterion, population_hypers
 from nextpolicy.nets import check, kinds
-from nextpolicy.run import traced
+from nextpolicy.run import memory, traced
 from nextpolicy.types import Networks, PyTree
 
 MAX_ROUNDS = 512  # per block; the metrics of a block stay on the device until it ends
@@ -49,9 +49,12 @@ class Job:
         return np.asarray([m.seed for m in self.config.members()], np.uint32)
 
     def check_population(self) -> None:
-        """Raise if the configured `population` mode cannot train on this device. A run can be loaded regardless."""
+        """Raise if this device cannot train the population. A run can be loaded regardless."""
         if not self.on_host:
             population_mode(self.config.run.population)
+        if hasattr(self.config.algorithm, "replay_size"):
+            learner = jax.eval_shape(self.setup.algorithm.init, jax.random.key(0))
+            memory.check_replay(learner.replay, len(self.seeds))
 
     def program(self) -> Program:
         """The compiled functions of the population."""
