@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from nextpolicy.config import TrainConfig
+from nextpolicy.config.fields import active_fields, settings_classes
 from nextpolicy.loop.population import Program, build_program
 from nextpolicy.run.job import Job, make_job
 
@@ -33,7 +34,9 @@ CAPACITY = 24  # the same everywhere, so that runs which differ in numbers alone
 
 
 def tiny(**fields: Any) -> TrainConfig:
-    return TrainConfig().replace(**{**TINY, **fields})
+    algo, criterion = fields.get("algo", ("ppo",)), fields.get("criterion", "stable-values")
+    own = active_fields(*settings_classes((algo,) if isinstance(algo, str) else tuple(algo), criterion))
+    return TrainConfig().replace(**{**{name: value for name, value in TINY.items() if name in own}, **fields})
 
 
 def build(config: TrainConfig, capacity: int = CAPACITY, **custom: Any) -> tuple[Job, Program]:

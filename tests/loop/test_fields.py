@@ -31,6 +31,7 @@ BASE: dict[str, Any] = {
 REWARDED: dict[str, Any] = {"env": "probe/action-observation", "env_options": {}}  # what it learns has a gain
 HELD: dict[str, Any] = {"algo": ("sv-dynamic",), "k_min": 1, "k_max": 6}
 DYNAMIC: dict[str, Any] = {"algo": ("sv-dynamic",), "delta_v": 0.0, "k_min": 3, "k_max": 6}
+SAC: dict[str, Any] = {"algo": ("sv-sac-static",)}
 
 # field: (its other value, what must hold beside it for the field to have something to do)
 TRACED: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -55,6 +56,9 @@ TRACED: dict[str, tuple[Any, dict[str, Any]]] = {
     "delta_tv": (1.0, {**HELD, "criterion": "policy-step", "delta_tv": 0.0}),
     "least_ess": (1.0, {**HELD, "criterion": "ess-floor", "least_ess": 0.0}),
     "error_weight": (0.0, {**HELD, **REWARDED, "criterion": "certificate", "error_weight": 1e9}),
+    "tau": (0.5, SAC),
+    "entropy_per_action": (1.0, SAC),
+    "reward_scale": (3.0, SAC),
     "signal": ("ess-floor", {**HELD, "criterion": "any-signal", "least_ess": 1.0, "delta_v": 0.0}),
 }
 FOUR_ROOMS: dict[str, Any] = {"env": "four-rooms", "env_options": {}}
@@ -74,6 +78,9 @@ STATIC: dict[str, tuple[Any, dict[str, Any]]] = {
     "minibatch_size": (32, {}),
     "adam_eps": (1e-2, {}),
     "reward_clip": (0.5, {}),
+    "temperature_init": (0.1, SAC),
+    "updates_per_step": (0.5, SAC),
+    "replay_size": (32, SAC),
     "advantage_kind": ("retrace", {}),
     "advantage_norm": ("standardise", {}),
     "truncation": ("terminal", {}),
@@ -110,7 +117,8 @@ def outcome(config: TrainConfig) -> Any:
     job = make_job(config)
     hypers = jax.tree.map(lambda x: jnp.asarray(x[0]), job.hypers)
     own = config.fields()
-    static = config.replace(**{name: FIELDS[name].default for name in TRACED if name in own})
+    shared = [name for name in TRACED if name in own and (name != "algo" or config.algorithm_class.name == "ppo")]
+    static = config.replace(**{name: FIELDS[name].default for name in shared})
     agent = fetch(compiled(static.to_json())(hypers))
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(agent.learner.params))
     return agent.learner.params, agent.target.params
