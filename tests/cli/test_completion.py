@@ -46,7 +46,7 @@ def completed(script: Path, *words: str) -> list[str]:
         (("train", "four-rooms", "--torso", "n"), ["nature"]),
         (("train", "four-rooms", "--preset", "c"), ["corrected"]),
         (("train", "four-rooms", "--layer-norm", ""), ["true", "false"]),
-        (("train", "four-rooms", "--algo", "sv"), ["sv-static", "sv-dynamic"]),
+        (("train", "four-rooms", "--algo", "sv"), ["sv-dynamic", "sv-sac", "sv-sac-static", "sv-static"]),
         (("suite", ""), ["list", "run", "status"]),
         (("suite", "run", "minatar", "--bud"), ["--budget"]),
         (("suite", "list", "--bud"), []),

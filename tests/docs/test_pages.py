@@ -12,7 +12,7 @@ import nextpolicy
 from nextpolicy.algos import VARIANTS
 from nextpolicy.cli import evaluate, train
 from nextpolicy.config import FIELDS
-from nextpolicy.config.fields import OTHER_NAMES
+from nextpolicy.config.fields import OTHER_NAMES, active_fields, settings_classes
 from nextpolicy.report.columns import metrics_read
 
 pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse, pytest.mark.quick_compilation]
@@ -33,11 +33,17 @@ def in_code(cell: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def columns(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The columns of a run of every algorithm, and of one of PPO alone."""
+    """The columns of a run of every algorithm's variants, and of one of PPO alone."""
     found: set[str] = set()
-    for name, algo in {"all": tuple(VARIANTS), "ppo": "ppo"}.items():
+    runs = {"ppo": ("ppo",)} | {
+        f"all-{a}": tuple(v for v, (made, _) in VARIANTS.items() if made.name == a) for a in ALL
+    }
+    for name, algo in runs.items():
+        env = "probe/action" if "ppo" in algo else "probe/action-continuous"
+        own = active_fields(*settings_classes(algo, "stable-values"))
+        fields = {field: value for field, value in TINY.items() if field in own}
         out = tmp_path_factory.mktemp("columns") / name
-        found |= set(nextpolicy.train("probe/action", algo=algo, out=out, quiet=True, **TINY).metrics.columns)
+        found |= set(nextpolicy.train(env, algo=algo, out=out, quiet=True, **fields).metrics.columns)
     return found
 
 
@@ -86,7 +92,7 @@ def test_the_page_and_the_error_messages_agree() -> None:
 
 
 def test_fields_on_other_new_pages_exist(columns: set[str]) -> None:
-    for page in ("choosing.md", "pictures.md", "when-to-use.md", "criteria.md"):
+    for page in ("choosing.md", "pictures.md", "when-to-use.md", "criteria.md", "sac.md"):
         text = re.sub(r"^```.*?^```$", "", (DOCS / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
         for name in in_code(text):
             if re.fullmatch(r"(delta|k|decay|static|diff|rho|ratio|learning|total|entropy)_\w+", name):
