@@ -46,7 +46,10 @@ def completed(script: Path, *words: str) -> list[str]:
         (("train", "four-rooms", "--torso", "n"), ["nature"]),
         (("train", "four-rooms", "--preset", "c"), ["corrected"]),
         (("train", "four-rooms", "--layer-norm", ""), ["true", "false"]),
-        (("train", "four-rooms", "--algo", "sv"), ["sv-dynamic", "sv-sac", "sv-sac-static", "sv-static"]),
+        (
+            ("train", "four-rooms", "--algo", "sv"),
+            ["sv-dynamic", "sv-pqn", "sv-pqn-static", "sv-sac", "sv-sac-static", "sv-static"],
+        ),
         (("suite", ""), ["list", "run", "status"]),
         (("suite", "run", "minatar", "--bud"), ["--budget"]),
         (("suite", "list", "--bud"), []),

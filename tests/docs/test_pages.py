@@ -35,10 +35,10 @@ def in_code(cell: str) -> list[str]:
 def columns(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The columns of a run of every algorithm's variants, and of one of PPO alone."""
     found: set[str] = set()
-    variants = {a: tuple(v for v, (made, _) in VARIANTS.items() if made.name == a) for a in ("ppo", "sac")}
+    variants = {a: tuple(v for v, (made, _) in VARIANTS.items() if made.name == a) for a in ("ppo", "sac", "pqn")}
     runs: dict[str, tuple[str, ...]] = {"alone": ("ppo",), **variants}
     for name, algo in runs.items():
-        env = "probe/action" if "ppo" in algo else "probe/action-continuous"
+        env = "probe/action-continuous" if "sac" in algo else "probe/action"
         own = active_fields(*settings_classes(algo, "stable-values"))
         fields = {field: value for field, value in TINY.items() if field in own}
         out = tmp_path_factory.mktemp("columns") / name
@@ -91,7 +91,7 @@ def test_the_page_and_the_error_messages_agree() -> None:
 
 
 def test_fields_on_other_new_pages_exist(columns: set[str]) -> None:
-    for page in ("choosing.md", "pictures.md", "when-to-use.md", "criteria.md", "sac.md"):
+    for page in ("choosing.md", "pictures.md", "when-to-use.md", "criteria.md", "sac.md", "pqn.md"):
         text = re.sub(r"^```.*?^```$", "", (DOCS / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
         for name in in_code(text):
             if re.fullmatch(r"(delta|k|decay|static|diff|rho|ratio|learning|total|entropy)_\w+", name):

@@ -32,6 +32,7 @@ REWARDED: dict[str, Any] = {"env": "probe/action-observation", "env_options": {}
 HELD: dict[str, Any] = {"algo": ("sv-dynamic",), "k_min": 1, "k_max": 6}
 DYNAMIC: dict[str, Any] = {"algo": ("sv-dynamic",), "delta_v": 0.0, "k_min": 3, "k_max": 6}
 SAC: dict[str, Any] = {"algo": ("sv-sac-static",)}
+PQN: dict[str, Any] = {**REWARDED, "algo": ("sv-pqn-static",)}
 
 # field: (its other value, what must hold beside it for the field to have something to do)
 TRACED: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -57,6 +58,8 @@ TRACED: dict[str, tuple[Any, dict[str, Any]]] = {
     "least_ess": (1.0, {**HELD, "criterion": "ess-floor", "least_ess": 0.0}),
     "error_weight": (0.0, {**HELD, **REWARDED, "criterion": "certificate", "error_weight": 1e9}),
     "tau": (0.5, SAC),
+    "epsilon_final": (0.9, PQN),
+    "epsilon_fraction": (0.9, PQN),
     "entropy_per_action": (1.0, SAC),
     "reward_scale": (3.0, SAC),
     "signal": ("ess-floor", {**HELD, "criterion": "any-signal", "least_ess": 1.0, "delta_v": 0.0}),
@@ -79,6 +82,8 @@ STATIC: dict[str, tuple[Any, dict[str, Any]]] = {
     "adam_eps": (1e-2, {}),
     "reward_clip": (0.5, {}),
     "temperature_init": (0.1, SAC),
+    "epsilon_init": (0.1, PQN),
+    "trace": ("watkins", PQN),
     "updates_per_step": (0.5, SAC),
     "replay_size": (32, SAC),
     "advantage_kind": ("retrace", {}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nextpolicy.algos.base import Algorithm, Pace
 from nextpolicy.algos.ppo import PPO
+from nextpolicy.algos.pqn import PQN
 from nextpolicy.algos.sac import SAC
 
 ALGORITHMS: dict[str, type[Algorithm]] = {}
@@ -20,5 +21,5 @@ def register(algorithm: type[Algorithm]) -> None:
     VARIANTS.update({name: (algorithm, pace) for name, pace in algorithm.variants.items()})
 
 
-for _algorithm in (PPO, SAC):
+for _algorithm in (PPO, SAC, PQN):
     register(_algorithm)

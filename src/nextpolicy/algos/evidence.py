@@ -67,3 +67,39 @@ def measure(
         residual_held_out=jnp.sqrt(shards.mean(square, held_out)),
         noise_held_out=jnp.sqrt(shards.mean(targets.noise, held_out)),
     )
+
+
+def measure_action_values(
+    shards: Shards,
+    valid: Array | None,
+    action: Array,
+    value_target: Array,
+    value: Array,
+    next_value: Array,
+    dists: tuple[Distribution, Distribution, Distribution],
+    gain: Array,
+) -> Evidence:
+    """The evidence of algorithms whose critics value actions; arrays have the batch's leading axes.
+
+    value_target  y_t, an estimate of Q^pi(s_t, a_t)
+    value         Q_k(s_t, a_t), before the round's gradient steps; next_value: after them
+    dists         (pi, beta_k, beta_{k+1}) in s_t
+    gain          how much better Q_k finds the actions of beta_{k+1} than those of pi
+    """
+    mean = partial(shards.mean, valid=valid)
+    target, behaviour, behaviour_next = dists
+    ratio = jnp.exp(jnp.minimum(target.log_prob(action) - behaviour.log_prob(action), 20.0))
+    tv_step = behaviour.tv(behaviour_next)
+    return Evidence(
+        diff_target=mean(jnp.abs(value_target - value)),
+        diff_network=mean(jnp.abs(next_value - value)),
+        scale=mean(jnp.abs(value_target)),
+        kl_step=mean(behaviour.kl(behaviour_next)),
+        kl_drift=mean(target.kl(behaviour)),
+        kl_jump=mean(target.kl(behaviour_next)),
+        ratio_ess=jnp.square(mean(ratio)) / jnp.maximum(mean(jnp.square(ratio)), 1e-30),
+        residual=jnp.sqrt(mean(jnp.square(value_target - value))),
+        tv_step=mean(tv_step),
+        tv_step_high=shards.quantile(tv_step, 0.95, valid),
+        gain=mean(gain),
+    )

@@ -8,15 +8,15 @@ clipped gradient steps from beta_k to beta_{k+1}. If pi is beta_k, all ratios ar
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from nextpolicy.algos.base import Pace, Parts
 from nextpolicy.algos.evidence import Targets, measure
 from nextpolicy.algos.ppo_settings import PPOSettings
 from nextpolicy.core import losses, minibatch, one_vector, returns, running_stats
+from nextpolicy.core.descent import descend
 from nextpolicy.settings import Settings
 from nextpolicy.types import Array, Distribution, Evidence, Metrics, Params, PolicySnapshot, Rollout, RunningStats
 
@@ -158,41 +158,27 @@ class PPO:
         key: Array,
     ) -> tuple[Params, optax.OptState, Metrics]:
         """Several epochs of minibatch gradient steps on `objective`; metrics are means over all gradient steps."""
-        import optax
-
-        obs, samples = minibatch.flatten(
-            (
-                rollout.obs,
-                _Sample(rollout.action, rollout.behaviour_log_prob, *targets[:3], rollout.valid, self._fitted(rollout)),
-            )
-        )
-        batch_size, epochs = self.parts.batch_size, settings.epochs
+        rest = _Sample(rollout.action, rollout.behaviour_log_prob, *targets[:3], rollout.valid, self._fitted(rollout))
+        batch_size = self.parts.batch_size
         minibatches = batch_size * self.shards.count // settings.minibatch_size
-        index = minibatch.indices(key, batch_size, epochs, minibatches)
-        optimiser = self._optimiser()
+        index = minibatch.indices(key, batch_size, settings.epochs, minibatches)
         # Fused networks read a bfloat16 copy of the weights, which they can take from one vector. On a CPU, few
         # parameters are updated faster as one vector.
         packs = self.networks.fused_actor_critic is not None or one_vector.pays_on_cpu(learner.params)
         form = one_vector.like(learner.params) if packs else one_vector.identity()
-        loss = lambda params, *batch: self.objective(settings, learner, form.unpack(params), *batch)  # noqa: E731
-        gradient = jax.grad(loss, has_aux=True)
-
-        def one_step(carry: tuple[Params, Any], batch: tuple[Array, _Sample]) -> tuple[tuple[Params, Any], Array]:
-            (params, opt_state), (index, sample) = carry, batch
-            grads, terms = self.shards.average(gradient(params, minibatch.take(obs, index), sample))
-            norm = optax.tree.norm(grads)
-            shrink = jnp.minimum(1.0, settings.max_grad_norm / jnp.maximum(norm, 1e-12))
-            direction, opt_state = optimiser.update(jax.tree.map(lambda g: g * shrink, grads), opt_state, params)
-            params = jax.tree.map(lambda p, d: p - learning_rate * d, params, direction)
-            return (params, opt_state), jnp.stack([*(terms[name] for name in _TERMS), norm])  # one write, not six
-
-        def one_epoch(carry: tuple[Params, Any], index: Array) -> tuple[tuple[Params, Any], Array]:
-            # Permute the small arrays once per epoch, so that gradient steps read them in order.
-            return jax.lax.scan(one_step, carry, (index, minibatch.take(samples, index)))
-
-        learned, terms = jax.lax.scan(one_epoch, form.pack((learner.params, learner.opt_state)), index)
+        learned, terms = descend(
+            lambda params, *batch: self.objective(settings, learner, form.unpack(params), *batch),
+            self._optimiser(),
+            self.shards,
+            form.pack((learner.params, learner.opt_state)),
+            minibatch.flatten((rollout.obs, rest)),
+            index,
+            learning_rate=learning_rate,
+            max_grad_norm=settings.max_grad_norm,
+            terms=_TERMS,
+        )
         params, opt_state = form.unpack(learned)
-        return params, opt_state, dict(zip((*_TERMS, "grad_norm"), jnp.mean(terms, axis=(0, 1)), strict=True))
+        return params, opt_state, terms
 
     def objective(
         self, settings: PPOSettings, learner: Learner, params: Params, obs: Array, sample: _Sample

@@ -11,6 +11,15 @@ from nextpolicy.settings import INT32_MAX, ConfigError, Settings, pytree, settin
 BELOW_ONE = 1 - 2**-24  # the largest float32 below 1
 
 
+def whole_minibatches(batch_size: int, minibatch_size: int) -> None:
+    """Raise `ConfigError` unless the minibatch size divides the batch size."""
+    if batch_size % minibatch_size:
+        raise ConfigError(
+            f"minibatch_size: expected a divisor of the batch size, num_envs * rollout_length = {batch_size}, "
+            f"got {minibatch_size}"
+        )
+
+
 @pytree
 @dataclass(frozen=True)
 class PPOSettings(Settings):
@@ -68,11 +77,7 @@ class PPOSettings(Settings):
 
     def check(self, batch_size: int) -> None:
         """The minibatch size must divide the batch size, and rho_min must not exceed rho_max."""
-        if batch_size % self.minibatch_size:
-            raise ConfigError(
-                f"minibatch_size: expected a divisor of the batch size, num_envs * rollout_length = {batch_size}, "
-                f"got {self.minibatch_size}"
-            )
+        whole_minibatches(batch_size, self.minibatch_size)
         if self.rho_min > self.rho_max:
             raise ConfigError(f"rho_min: expected at most rho_max, {self.rho_max:g}, got {self.rho_min:g}")
 

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from nextpolicy.algos.base import Pace, Parts
+from nextpolicy.algos.evidence import measure_action_values
 from nextpolicy.algos.sac_settings import SACSettings
 from nextpolicy.core import minibatch, replay, running_stats
 from nextpolicy.settings import Settings
@@ -220,29 +221,20 @@ class SAC:
         key: Array,
     ) -> Evidence:
         """How far values and policies moved on this round's data; a value is the mean of both critics at (s_t, a_t)."""
-        mean = partial(self.shards.mean, valid=minibatch.flatten(rollout.valid))
         batch = self._transitions(rollout)
         value = lambda learner, action: jnp.mean(  # noqa: E731
             self._q(learner.params["critic"], before.obs_stats, batch.obs, action), axis=0
         )
-        y = self.bootstrap(settings, before.trained, before.obs_stats, pi, batch, key)
-        q, q_next = value(before, batch.action), value(after, batch.action)
-        beta = cast(Distribution, minibatch.flatten(rollout.behaviour_dist))
         dist, next_dist = self._policy(pi, batch.obs), self._policy(self.behaviour(after), batch.obs)
-        ratio = jnp.exp(jnp.minimum(dist.log_prob(batch.action) - beta.log_prob(batch.action), 20.0))
-        tv_step = beta.tv(next_dist)
-        return Evidence(
-            diff_target=mean(jnp.abs(y - q)),
-            diff_network=mean(jnp.abs(q_next - q)),
-            scale=mean(jnp.abs(y)),
-            kl_step=mean(beta.kl(next_dist)),
-            kl_drift=mean(dist.kl(beta)),
-            kl_jump=mean(dist.kl(next_dist)),
-            ratio_ess=jnp.square(mean(ratio)) / jnp.maximum(mean(jnp.square(ratio)), 1e-30),
-            residual=jnp.sqrt(mean(jnp.square(y - q))),
-            tv_step=mean(tv_step),
-            tv_step_high=self.shards.quantile(tv_step, 0.95, minibatch.flatten(rollout.valid)),
-            gain=mean(value(before, next_dist.mode()) - value(before, dist.mode())),
+        return measure_action_values(
+            self.shards,
+            minibatch.flatten(rollout.valid),
+            batch.action,
+            self.bootstrap(settings, before.trained, before.obs_stats, pi, batch, key),
+            value(before, batch.action),
+            value(after, batch.action),
+            (dist, cast(Distribution, minibatch.flatten(rollout.behaviour_dist)), next_dist),
+            value(before, next_dist.mode()) - value(before, dist.mode()),
         )
 
     def _state_metrics(self, learner: Learner, rollout: Rollout) -> Metrics:

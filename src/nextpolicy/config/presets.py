@@ -132,7 +132,25 @@ READINGS: dict[str, dict[str, dict[str, Any]]] = {
 }
 # Changes for algorithms other than PPO: (algorithm, preset) -> fields. Fields the algorithm does not have are dropped.
 _SAC: dict[str, Any] = {"hidden": (256, 256), "activation": "relu", "learning_rate": 3e-4}
+_PQN: dict[str, Any] = {
+    "learning_rate": 5e-4,
+    "learning_rate_final": 0.0,
+    "max_grad_norm": 10.0,
+    "layer_norm": True,
+}
 ALGORITHM_PRESETS: dict[tuple[str, str], dict[str, Any]] = {
+    ("pqn", "minatar"): {**_PQN, "num_envs": 128, "rollout_length": 32, "minibatch_size": 128},  # Gallici et al. (2024)
+    ("pqn", "default"): {
+        **_PQN,
+        "hidden": (128, 128),
+        "activation": "relu",
+        "rollout_length": 32,
+        "minibatch_size": 64,
+        "epochs": 4,
+        "normalise_obs": False,
+    },
+    ("pqn", "four-rooms"): _PQN,
+    ("pqn", "atari"): _PQN,
     ("sac", "default"): {
         **_SAC,
         "total_env_steps": 100_000,

@@ -154,6 +154,22 @@ def on_policy(
     return jax.lax.stop_gradient(value) + (rho * excess).astype(excess.dtype), advantage
 
 
+def q_lambda(
+    reward: Array, discount: Array, cut: Array, bootstrap: Array, follows: Array, *, lam: float | Array
+) -> Array:
+    """Lambda-returns of action values; `bootstrap[t]` is Q(s_{t+1}, pi(s_{t+1})) at the true successor.
+
+    y_t = reward_t + discount_t (bootstrap_t + lam follows_{t+1} (1 - cut_t) (y_{t+1} - bootstrap_t))
+
+    The last step bootstraps. `follows` = 1 gives Peng's Q(lambda) (Peng and Williams, 1994), which does not correct for
+    actions that pi would not take; `follows[t]` = [a_t = pi(s_t)] gives Watkins's (1989), which cuts the trace at them.
+    """
+    check.number("lam", lam, 0.0, 1.0)
+    trace = lam * _following(follows.astype(reward.dtype)) * (1.0 - cut)
+    gain = reward + discount * bootstrap * (1.0 - trace)
+    return _backwards(gain, discount * trace)
+
+
 def _weighted(
     ratio: Array,
     reward: Array,

@@ -69,7 +69,7 @@ def build(
         def apply(obs: Array) -> heads.Distribution:
             return as_distribution(run(prepare(obs, snapshot.obs_stats)))
 
-        return _tabulated(apply, spec)
+        return tabulated(apply, spec)
 
     def value(params: Params, obs_stats: RunningStats | None) -> Callable[[Array], Array]:
         run = bind(critic_module, params["critic"])
@@ -79,7 +79,7 @@ def build(
             out = run(_features(actor_module, params["actor"], x) if shared else x)
             return out[..., 0] if critic is not None and out.ndim == obs.ndim - len(spec.obs_shape) + 1 else out
 
-        return _tabulated(apply, spec)
+        return tabulated(apply, spec)
 
     def fused_actor_critic(params: Params, obs_stats: RunningStats | None) -> Callable[[Array], Any]:
         assert fused is not None
@@ -96,7 +96,7 @@ def _features(module: nn.Module, params: Params, obs: Array) -> Array:
     return features
 
 
-def _tabulated(apply: Callable[[Any], Any], spec: EnvSpec) -> Callable[[Array], Any]:
+def tabulated(apply: Callable[[Any], Any], spec: EnvSpec) -> Callable[[Array], Any]:
     """`apply`, or a look-up in its outputs if the environment has a table of observations."""
     if spec.obs_table is None:
         return apply

@@ -6,7 +6,7 @@ import flax.linen as nn
 
 from nextpolicy.config import ConfigError, NetConfig, TrainConfig
 from nextpolicy.envs.base import EnvSpec
-from nextpolicy.nets import build, soft
+from nextpolicy.nets import build, greedy, soft
 from nextpolicy.types import Networks
 
 
@@ -18,7 +18,7 @@ def make(
     if kind == "actor-critic":
         return build.build(spec, net, actor, critic)
     _only_ours(config, net, actor, critic)
-    return soft.build(spec, net)
+    return (greedy if kind == "greedy" else soft).build(spec, net)
 
 
 def _only_ours(config: TrainConfig, net: NetConfig, actor: nn.Module | None, critic: nn.Module | None) -> None:
