@@ -83,7 +83,7 @@ STATIC: dict[str, tuple[Any, dict[str, Any]]] = {
     "reward_clip": (0.5, {}),
     "temperature_init": (0.1, SAC),
     "epsilon_init": (0.1, PQN),
-    "trace": ("watkins", PQN),
+    "trace": ("watkins", {**PQN, "env": "gymnax/CartPole-v1"}),
     "updates_per_step": (0.5, SAC),
     "replay_size": (32, SAC),
     "advantage_kind": ("retrace", {}),

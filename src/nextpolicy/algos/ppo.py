@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import jax.numpy as jnp
 
 from nextpolicy.algos.base import Pace, Parts
+from nextpolicy.algos.descent import descend
 from nextpolicy.algos.evidence import Targets, measure
 from nextpolicy.algos.ppo_settings import PPOSettings
 from nextpolicy.core import losses, minibatch, one_vector, returns, running_stats
-from nextpolicy.core.descent import descend
 from nextpolicy.settings import Settings
 from nextpolicy.types import Array, Distribution, Evidence, Metrics, Params, PolicySnapshot, Rollout, RunningStats
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import jax.numpy as jnp
 
 from nextpolicy.algos.base import Pace, Parts
+from nextpolicy.algos.descent import descend
 from nextpolicy.algos.evidence import measure_action_values
 from nextpolicy.algos.pqn_settings import PQNSettings
 from nextpolicy.core import minibatch, returns, running_stats
-from nextpolicy.core.descent import descend
 from nextpolicy.settings import Settings
 from nextpolicy.types import Array, Evidence, Metrics, Params, PolicySnapshot, Rollout, RunningStats
 

@@ -49,7 +49,7 @@ def train(
     env               an id such as "gymnax/CartPole-v1", or a gymnax-style environment object
     env_params        parameters of an environment object; by default its `default_params`
     env_fn            instead of `env`: a callable that makes one Gymnasium environment
-    algo              "ppo", "sv-static", "sv-dynamic", or a tuple of these, which train in one program; "sac", "pqn", ...
+    algo              "ppo", "sv-static", "sv-dynamic", or a tuple of these, which train in one program; "sac", "pqn"
     preset            settings to start from: "corrected" (the default) or "paper" on environments of the paper; or
                       "default", "four-rooms", "minatar", "brax" or "atari", the settings for those, on any
     out               run folder, new or empty; by default `runs/<env>-<algo>-<time>`; `run.path` says where it is
