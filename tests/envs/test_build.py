@@ -114,16 +114,22 @@ def test_a_wrong_value_is_an_error_that_says_what_is_taken(env_id, options, mess
         build.make(env_id, **options)
 
 
-@pytest.mark.parametrize("package", ["gymnax", "brax"])
-def test_a_missing_extra_says_what_to_install(package, monkeypatch):
+@pytest.mark.parametrize(
+    ("extra", "package", "env_id"),
+    [
+        ("gymnax", "gymnax", "gymnax/CartPole-v1"),
+        ("brax", "brax", "brax/ant"),
+        ("playground", "mujoco_playground", "playground/CheetahRun"),
+    ],
+)
+def test_a_missing_extra_says_what_to_install(extra, package, env_id, monkeypatch):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == package else find_spec(name, *a))
     monkeypatch.setitem(sys.modules, package, None)  # makes `import` fail as if it were not there
-    env_id = {"gymnax": "gymnax/CartPole-v1", "brax": "brax/ant"}[package]
-    with pytest.raises(ValueError, match=rf"pip install -e '\.\[{package}\]' in a checkout"):
+    with pytest.raises(ValueError, match=rf"pip install -e '\.\[{extra}\]' in a checkout"):
         build.make(env_id)
-    (entry,) = (name for name in build.names() if name.startswith(package))
-    assert f"pip install -e '.[{package}]' in a checkout of nextpolicy" in entry
+    (entry,) = (name for name in build.names() if name.startswith(extra))
+    assert f"cannot import {package}; pip install -e '.[{extra}]' in a checkout of nextpolicy" in entry
     assert "four-rooms" in build.names()
 
 

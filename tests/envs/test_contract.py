@@ -6,6 +6,7 @@ Episodes are cut short by option, so that a short stream sees several of them en
 from __future__ import annotations
 
 import functools
+import importlib.util
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nextpolicy.envs import brax, build, gymnax, probes
+from nextpolicy.envs import brax, build, gymnax, playground, probes
 from nextpolicy.envs.base import Box, DeviceEnv, Discrete
 
 pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse]
@@ -36,6 +37,16 @@ CASES = FAST + [pytest.param(name, marks=pytest.mark.slow) for name in ALL if na
 POPULATION_CASES = [case for case in CASES if isinstance(case, str) or not case.values[0].startswith("brax/")] + [
     pytest.param("brax/inverted_pendulum", marks=pytest.mark.slow)
 ]
+needs_playground = pytest.mark.skipif(
+    importlib.util.find_spec("mujoco_playground") is None, reason="the extra `playground` is not installed"
+)
+PENDULUM = "playground/PendulumSwingup"  # the fastest to compile
+ROBOTS = [
+    pytest.param(env_id, marks=[needs_playground] if env_id == PENDULUM else [needs_playground, pytest.mark.slow])
+    for env_id in (f"playground/{name}" for name in playground.CONTROL_SUITE)
+]
+CASES += ROBOTS
+POPULATION_CASES += [pytest.param(PENDULUM, marks=[needs_playground, pytest.mark.slow])]
 
 
 class Stream(NamedTuple):
@@ -50,6 +61,7 @@ class Stream(NamedTuple):
 @functools.lru_cache
 def make(env_id: str) -> DeviceEnv:
     option = {"four-rooms": "time_limit", "gymnax": "max_steps_in_episode", "brax": "episode_length"}
+    option["playground"] = "episode_length"
     prefix = env_id.partition("/")[0]
     return build.make(env_id, **({option[prefix]: LIMIT} if prefix in option else {}))
 
@@ -179,6 +191,7 @@ BOXED = [
         pytest.param(name, marks=pytest.mark.slow)
         for name in (*(f"brax/{n}" for n in brax.NAMES if n != "fast"), "gymnax/MountainCarContinuous-v0")
     ),
+    *ROBOTS,
 ]
 
 

@@ -139,6 +139,7 @@ def test_records_agree_with_the_rest_of_the_package(backend: Backend) -> None:
         ("gymnax/a:CartPole-v1", "gymnax", False, None, "default"),
         ("gymnax", None, False, None, "default"),
         ("brax/ant", "brax", False, None, "brax"),
+        ("playground/WalkerRun", "playground", False, None, "playground"),
         ("atari/Pong", "atari", True, None, "atari"),
         ("gym/CartPole-v1", "gym", True, None, "default"),
         ("gym/a.b:Mine/Maze-v0", "gym", True, "a.b", "default"),
@@ -157,7 +158,7 @@ def test_what_an_id_says(env_id: str, prefix: str | None, on_host: bool, module:
 def test_the_registry_is_imported_without_jax_and_read_without_any_backends_package() -> None:
     code = (
         "import sys; from nextpolicy.envs import registry; print('jax' in sys.modules); registry.preset_of('brax/ant');"
-        "print(*{'gymnax', 'brax', 'mujoco', 'gymnasium', 'ale_py'} & set(sys.modules))"
+        "print(*{'gymnax', 'brax', 'mujoco_playground', 'mujoco', 'gymnasium', 'ale_py'} & set(sys.modules))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert result.stdout.split() == ["False"]

@@ -347,6 +347,18 @@ def test_the_readings_differ_in_what_the_paper_leaves_open() -> None:
     assert presets.build("custom/mine", preset="brax").value("warmup_steps") == 10
 
 
+def test_playground_has_its_own_settings_which_are_not_the_papers() -> None:
+    expected = {"gamma": 0.995, "learning_rate": 1e-3, "learning_rate_final": 1e-3, "entropy_coef": 0.01, "clip": 0.3}
+    expected |= {"num_envs": 2048, "rollout_length": 30, "minibatch_size": 30 * 1024, "epochs": 16}
+    config = presets.build("playground/CheetahRun")
+    assert {name: config.value(name) for name in expected} == expected
+    for reading in presets.READINGS:
+        with pytest.raises(
+            ConfigError, match="expected 'playground' for playground/CheetahRun, which the paper does not cover"
+        ):
+            presets.build("playground/CheetahRun", preset=reading)
+
+
 def test_every_preset_is_valid_on_its_environment() -> None:
     for env in ("four-rooms", "gymnax/Breakout-MinAtar", "gymnax/CartPole-v1"):
         config = presets.build(env, algo=("ppo", "sv-static", "sv-dynamic"))

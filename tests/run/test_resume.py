@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -312,6 +314,16 @@ def test_ctrl_c_during_a_save_comes_after_it_and_a_second_one_at_once(
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+def test_empty_arrays_come_back(tmp_path: Path) -> None:
+    """A robot without contacts has arrays of size 0 in its state."""
+    state = {"x": jnp.arange(2), "contacts": jnp.zeros((3, 0), jnp.int8)}
+    checkpoint.save(tmp_path, 1, state, keep=1)
+    back = checkpoint.restore(tmp_path, 1, checkpoint.placed_like(state))
+    assert jax.tree.map(lambda x: (x.shape, x.dtype, x.tolist()), back) == jax.tree.map(
+        lambda x: (x.shape, x.dtype, x.tolist()), state
+    )
 
 
 def test_a_checkpoint_of_another_program_is_refused(interrupted: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -208,7 +209,9 @@ def check_options(env_id: str, got: Iterable[str], taken: Iterable[str]) -> None
     """Raise unless every option name in `got` is one of `taken`."""
     allowed = sorted(taken)
     for option in sorted(set(got) - set(allowed)):
-        raise ValueError(f"{env_id}: expected {', '.join(allowed) or 'no options'}, got option {option!r}")
+        near = difflib.get_close_matches(option, allowed, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{env_id}: expected {', '.join(allowed) or 'no options'}, got option {option!r}{hint}")
 
 
 def strip_weak_types(tree: PyTree) -> PyTree:

@@ -24,6 +24,7 @@ _MODULES = (
     "four_rooms",
     "gymnax",
     "brax",
+    "playground",
     "probes",
     "atari",
     "gymnasium",
@@ -57,7 +58,7 @@ class Backend:
     traced_modules: tuple[str, ...] = ()
     """Importable packages whose functions JAX traces: their code is part of a cached program's name."""
     presets: Mapping[str, str] = field(default_factory=dict)
-    """Which preset `paper` means: pattern of names -> preset. The first match wins; without one it is `default`."""
+    """Presets of its environments: pattern of names -> preset. The first match wins; without one it is `default`."""
 
     @property
     def form(self) -> str:
@@ -76,7 +77,7 @@ class Backend:
         return [f"{self.prefix}/{name}" for name in self.names() if name not in self.excluded]
 
     def preset(self, name: str) -> str:
-        """The preset that `paper` means for the environment `name`."""
+        """The preset of the environment `name`."""
         return next((preset for pattern, preset in self.presets.items() if fnmatchcase(name, pattern)), "default")
 
 
@@ -131,7 +132,7 @@ def module_of(env_id: str) -> str | None:
 
 
 def preset_of(env_id: str) -> str:
-    """The preset that `paper` means for an environment; `default` if the paper has none."""
+    """The preset of an environment; `default` if there is none for it."""
     backend = find(env_id)
     return "default" if backend is None else backend.preset(name_of(env_id))
 

@@ -12,6 +12,7 @@ _SUITE_NAMES = {
     "brax": "Brax",
     "atari": "Atari",
     "four-rooms": "Four Rooms",
+    "playground": "MuJoCo Playground",
     "default": "Other environments",
 }
 

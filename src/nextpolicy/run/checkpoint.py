@@ -79,7 +79,7 @@ def _read_back(folder: Path, rounds_done: int, state: PyTree) -> None:
         keys = store.list().result()
         for value in [store.read(key) for key in keys]:
             value.result()
-        if {_stored_name(n) for n in _names(state)[0]} <= {key.decode().partition("/")[0] for key in keys}:
+        if set(_flat(state)) <= {key.decode().partition("/")[0] for key in keys}:
             return
     restore(folder, rounds_done, state)
 
@@ -187,7 +187,7 @@ def _is_key(x: Any) -> bool:
 
 
 def _flat(tree: PyTree) -> dict[str, Any]:
-    """Leaves by path, with typed PRNG keys as their integer data."""
+    """Leaves by path, with typed PRNG keys as their integer data and without empty arrays, which Orbax cannot save."""
     names, leaves, _ = _names(tree)
 
     def plain(x: Any) -> Any:
@@ -198,7 +198,7 @@ def _flat(tree: PyTree) -> dict[str, Any]:
             return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=x.sharding)
         return jax.random.key_data(x)
 
-    return {_stored_name(name): plain(x) for name, x in zip(names, leaves, strict=True)}
+    return {_stored_name(name): plain(x) for name, x in zip(names, leaves, strict=True) if x.size}
 
 
 def _stored_name(name: str) -> str:
@@ -207,9 +207,13 @@ def _stored_name(name: str) -> str:
 
 def _unflat(template: PyTree, flat: dict[str, Any]) -> PyTree:
     names, leaves, structure = _names(template)
-    values = [flat[_stored_name(name)] for name in names]
-    wrapped = [jax.random.wrap_key_data(v) if _is_key(t) else v for v, t in zip(values, leaves, strict=True)]
-    return jax.tree_util.tree_unflatten(structure, wrapped)
+
+    def restored(name: str, like: Any) -> Any:
+        if not like.size:
+            return jnp.zeros(like.shape, like.dtype, device=like.sharding)
+        return jax.random.wrap_key_data(flat[_stored_name(name)]) if _is_key(like) else flat[_stored_name(name)]
+
+    return jax.tree_util.tree_unflatten(structure, [restored(*each) for each in zip(names, leaves, strict=True)])
 
 
 def _files(path: Path) -> list[Path]:
