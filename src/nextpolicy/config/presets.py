@@ -100,6 +100,7 @@ PLAYGROUND: dict[str, Any] = {
     "total_env_steps": 60_000_000,
     "num_envs": 2048,
     "rollout_length": 30,
+    "warmup_steps": 30,  # or all environments of a short rollout would be equally old
     "epochs": 16,
     "minibatch_size": 30 * 1024,
     "hidden": (256, 256),

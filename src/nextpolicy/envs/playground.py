@@ -12,7 +12,7 @@ import contextlib
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -93,7 +93,7 @@ IMPLEMENTATIONS = ("jax", "warp")  # of MJX
 class Start(NamedTuple):
     """The part of a Playground state that a step reads; some robots keep a history in the observation."""
 
-    data: PyTree
+    data: tuple[Array, ...]  # see `_Physics`
     obs: PyTree
     info: PyTree
 
@@ -166,6 +166,32 @@ def _models(env_id: str, impl: str) -> Iterator[None]:
         raise ValueError(f"{env_id}: expected a model that impl={impl} can run; try impl={other} ({error})") from error
 
 
+class _Physics:
+    """Which arrays of MJX's data belong to a single environment; only these are carried from step to step.
+
+    Warp's contacts are one list for all environments, which every step makes anew, so zeros are enough to start from.
+    """
+
+    def __init__(self, reset: Callable[[Array], PyTree]):
+        many = 7919  # no array has this size by chance
+        data = jax.eval_shape(lambda key: jax.vmap(reset)(jax.random.split(key, many)), jax.random.key(0)).data
+        leaves, self._structure = jax.tree.flatten(data)
+        self._own = [leaf.shape[:1] == (many,) and leaf.size > 0 for leaf in leaves]
+        self._shapes = [leaf.update(shape=leaf.shape[1:]) if leaf.shape[:1] == (many,) else leaf for leaf in leaves]
+
+    def carried(self, data: PyTree) -> tuple[Array, ...]:
+        return tuple(leaf for leaf, own in zip(jax.tree.leaves(data), self._own, strict=True) if own)
+
+    def whole(self, carried: tuple[Array, ...]) -> PyTree:
+        """The data whose `carried` these are."""
+        rest = iter(carried)
+        leaves = [
+            next(rest) if own else jnp.zeros(like.shape, like.dtype)
+            for like, own in zip(self._shapes, self._own, strict=True)
+        ]
+        return jax.tree.unflatten(self._structure, leaves)
+
+
 class PlaygroundEnv(RobotEnv):
     """A Playground environment as a `DeviceEnv`; of observations with several parts, policies read `state`."""
 
@@ -180,13 +206,16 @@ class PlaygroundEnv(RobotEnv):
         random_start: bool,
     ):
         self.env, self._repeat = env, action_repeat
+        self._reset = jax.jit(env.reset)
+        with quiet_tracing():
+            self._physics = _Physics(self._reset)
         limit = -(-episode_length // action_repeat)
         super().__init__(env_id, int(env.action_size), limit, cached=cached, random_start=random_start)
 
     def _start_one(self, key: Array) -> tuple[Start, Array]:
         with quiet_tracing():
-            state = self.env.reset(key)
-        start = strip_weak_types(Start(state.data, state.obs, state.info))
+            state = self._reset(key)
+        start = strip_weak_types(Start(self._physics.carried(state.data), state.obs, state.info))
         return start, _seen(start)
 
     def _step_one(self, current: Start, action: Array) -> tuple[Start, Array, Array, Array]:
@@ -209,12 +238,13 @@ class PlaygroundEnv(RobotEnv):
 
         zero = jnp.zeros(())
         # Playground writes `metrics` and never reads them, so an empty dict is enough.
-        state = State(before.data, before.obs, zero, zero, metrics={}, info=before.info)
+        state = State(self._physics.whole(before.data), before.obs, zero, zero, metrics={}, info=before.info)
         with quiet_tracing():
             state = self.env.step(state, action)
         done = state.done.astype(bool)
         reward = jnp.where(done & ~jnp.isfinite(state.reward), 0.0, state.reward)  # not finite: it has diverged
-        return strip_weak_types(Start(state.data, state.obs, state.info)), reward, done
+        after = Start(self._physics.carried(state.data), state.obs, state.info)
+        return strip_weak_types(after), reward, done
 
 
 def _seen(start: Start) -> Array:
