@@ -9,6 +9,7 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -101,6 +102,34 @@ def test_a_diverged_simulation_terminates_with_finite_numbers():
 def test_actions_are_clipped_before_the_simulator_sees_them():
     _, (step,) = play(toy(action_repeat=2), [[50.0, 0.5]])
     assert step.terminated.tolist() == [True, False]
+
+
+def test_arrays_of_all_environments_and_empty_ones_are_not_carried():
+    """As in Warp's data, `contacts` has one list for all environments, whether mapped over them or not."""
+
+    @jax.custom_batching.custom_vmap
+    def contacts(x):
+        return jnp.ones((5, 2)) + 0.0 * x
+
+    contacts.def_vmap(lambda *_: (jnp.ones((5, 2)), True))
+
+    class Holder(NamedTuple):
+        data: dict[str, jax.Array]
+
+    def reset(key):
+        x = jax.random.uniform(key, (3,))
+        return Holder({"contacts": contacts(x[0]), "none": jnp.zeros((0, 4)), "x": x})
+
+    physics = playground._Physics(reset)
+    carried = physics.carried({"contacts": jnp.ones((5, 2)), "none": jnp.zeros((0, 4)), "x": jnp.arange(3.0)})
+    (x,) = carried
+    assert x.tolist() == [0.0, 1.0, 2.0]
+    whole = physics.whole(carried)
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.sum()), whole) == {
+        "contacts": ((5, 2), 0.0),
+        "none": ((0, 4), 0.0),
+        "x": ((3,), 3.0),
+    }
 
 
 def test_names_are_those_of_the_package():
