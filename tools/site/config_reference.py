@@ -24,8 +24,9 @@ _USED_FOR = {
     "minatar": "`gymnax/...-MinAtar`",
     "brax": "`brax/...`",
     "atari": "`atari/...`",
+    "playground": "`playground/...`",
 }
-_ORDER = ("default", "four-rooms", "minatar", "brax", "atari")
+_ORDER = ("default", "four-rooms", "minatar", "brax", "atari", "playground")
 
 
 def names() -> list[str]:
@@ -57,8 +58,8 @@ def _lines() -> Iterator[str]:
         "`--preset` (`preset=` in Python and in suite files) takes either of two kinds of names:",
         "",
         "- `corrected` (the default) or `paper`: the two [readings](paper.md) of the paper's settings. On environments",
-        "  that the paper does not cover, whose preset is `default`, they are an error. Where they differ, this page",
-        "  shows both.",
+        "  that the paper does not cover, whose preset is `default` or `playground`, they are an error. Where they",
+        "  differ, this page shows both.",
         "- a name of the table above: the settings of those environments, on any environment.",
     )
     for section, title in _SECTIONS.items():
