@@ -156,8 +156,9 @@ def _models(env_id: str, impl: str) -> Iterator[None]:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     except (subprocess.CalledProcessError, OSError) as error:
+        reason = str(error).rstrip(".")
         raise ValueError(
-            f"{env_id}: expected MuJoCo Menagerie's models, which git downloads at first use, got {error}; "
+            f"{env_id}: expected MuJoCo Menagerie's models, which git downloads at first use, got {reason}; "
             f"try again with a network, or copy commit {MENAGERIE_COMMIT_SHA[:7]} of "
             f"github.com/google-deepmind/mujoco_menagerie to {MENAGERIE_PATH}"
         ) from error
