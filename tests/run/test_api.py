@@ -352,6 +352,8 @@ def test_playground_has_its_own_settings_which_are_not_the_papers() -> None:
     expected |= {"num_envs": 2048, "rollout_length": 30, "minibatch_size": 30 * 1024, "epochs": 16}
     config = presets.build("playground/CheetahRun")
     assert {name: config.value(name) for name in expected} == expected
+    sac = presets.build("playground/CheetahRun", algo=("sac",))
+    assert (sac.batch_size, sac.value("updates_per_step"), sac.value("gamma")) == (128, 8 / 128, 0.99)
     for reading in presets.READINGS:
         with pytest.raises(
             ConfigError, match="expected 'playground' for playground/CheetahRun, which the paper does not cover"

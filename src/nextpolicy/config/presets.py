@@ -203,6 +203,18 @@ ALGORITHM_PRESETS: dict[tuple[str, str], dict[str, Any]] = {
         "warmup_steps": 64,
         "reward_scale": 10.0,
     },
+    ("sac", "playground"): {
+        **_SAC,
+        "total_env_steps": 5_000_000,
+        "num_envs": 128,
+        "rollout_length": 1,
+        "updates_per_step": 8 / 128,
+        "minibatch_size": 512,
+        "replay_size": 4 * 2**20,
+        "learning_rate": 1e-3,
+        "gamma": 0.99,
+        "warmup_steps": 64,
+    },
 }
 
 
