@@ -80,11 +80,10 @@ def _numpy_sample(w: Any, obs: np.ndarray, noise: np.ndarray) -> tuple[np.ndarra
     return middle + half * np.tanh(u), (log_normal - np.log(1 - np.tanh(u) ** 2)).sum(-1), u, std
 
 
-def _numpy_step(trained: Trained, pi: PolicySnapshot, batch: Transition, key: jax.Array) -> dict[str, Any]:
+def _numpy_step(trained: Trained, pi: PolicySnapshot, batch: Transition, draws: np.ndarray) -> dict[str, Any]:
     """The step by hand: every derivative written out, Adam's first step in closed form."""
     s = SETTINGS
-    key_bootstrap, key_actor = jax.random.split(key)
-    noise_y, noise = (np.asarray(jax.random.normal(k, (BATCH, ACTIONS))) for k in (key_bootstrap, key_actor))
+    noise_y, noise = draws
     b = jax.tree.map(np.asarray, batch)
     weight = b.valid / b.valid.sum()
     alpha = np.exp(float(trained.log_temperature))
@@ -128,8 +127,9 @@ def _numpy_step(trained: Trained, pi: PolicySnapshot, batch: Transition, key: ja
 @pytest.mark.parametrize("seed", range(3))
 def test_a_gradient_step_is_that_of_numpy(x64: None, seed: int) -> None:
     trained, pi, batch = _case(seed)
-    after, terms = _algorithm().gradient_step(SETTINGS, trained, None, pi, batch, jax.random.key(seed))
-    expected = _numpy_step(trained, pi, batch, jax.random.key(seed))
+    draws = np.random.default_rng(seed + 100).normal(size=(2, BATCH, ACTIONS))
+    after, terms = _algorithm().gradient_step(SETTINGS, trained, None, pi, batch, jnp.asarray(draws))
+    expected = _numpy_step(trained, pi, batch, draws)
     for ours, theirs in (
         (after.params["critic"], expected["critic"]),
         (after.critic_average, expected["average"]),
@@ -144,7 +144,8 @@ def test_a_gradient_step_is_that_of_numpy(x64: None, seed: int) -> None:
 def test_the_bootstrap_is_of_the_frozen_target_and_of_nothing_else(x64: None) -> None:
     trained, pi, batch = _case()
     other = PolicySnapshot(_actor(np.random.default_rng(9)), None)
-    y = lambda trained, pi: _algorithm().bootstrap(SETTINGS, trained, None, pi, batch, jax.random.key(0))  # noqa: E731
+    noise = jnp.asarray(np.random.default_rng(7).normal(size=(BATCH, ACTIONS)))
+    y = lambda trained, pi: _algorithm().bootstrap(SETTINGS, trained, None, pi, batch, noise)  # noqa: E731
     before = y(trained, pi)
     moved = y(trained, other)
     assert (jnp.abs(moved - before)[~batch.terminated] > 1e-3).all()

@@ -114,15 +114,16 @@ class SAC:
         pi = self.behaviour(learner) if target is None else target
         key_index, key_steps, key_evidence = jax.random.split(key, 3)
         held = replay.add(learner.replay, self._transitions(rollout))
-        index = replay.indices(held, key_index, (self.updates, settings.minibatch_size))
+        # Draw all minibatches and all noise before the scan: inside, every kernel would be launched at every step.
+        lead = (self.updates, settings.minibatch_size)
+        batches = replay.take(held, replay.indices(held, key_index, lead))
+        noise = jax.random.normal(key_steps, (self.updates, 2, settings.minibatch_size, self.parts.action_size))
 
-        def one_step(trained: Trained, inputs: tuple[Array, Array]) -> tuple[Trained, Array]:
-            index, key = inputs
-            trained, terms = self.gradient_step(settings, trained, learner.obs_stats, pi, replay.take(held, index), key)
+        def one_step(trained: Trained, inputs: tuple[Transition, Array]) -> tuple[Trained, Array]:
+            trained, terms = self.gradient_step(settings, trained, learner.obs_stats, pi, *inputs)
             return trained, jnp.stack([terms[name] for name in _TERMS])
 
-        keys = jax.random.split(key_steps, self.updates)
-        trained, terms = jax.lax.scan(one_step, learner.trained, (index, keys))
+        trained, terms = jax.lax.scan(one_step, learner.trained, (batches, noise))
         # Statistics are updated only here: beta_{k+1} has the new parameters and the new statistics.
         learned = self._with_statistics(Learner(trained, learner.obs_stats, held), rollout)
         evidence = self._evidence(settings, learner, learned, pi, rollout, key_evidence)
@@ -136,18 +137,19 @@ class SAC:
         obs_stats: RunningStats | None,
         pi: PolicySnapshot,
         batch: Transition,
-        key: Array,
+        noise: Array,
     ) -> tuple[Trained, Metrics]:
         """One step of Adam on the critics, then the actor against the new critics, then alpha, then Qbar.
+
+        `noise` [2, B, A] is standard normal: for the bootstrap's actions and for the actor's.
 
         critics  1/2 sum_i mean (Q_i(s, a) - y)^2
         actor    mean alpha log beta(a | s) - min_i Q_i(s, a),   a ~ beta(. | s)
         alpha    -alpha mean (log beta(a | s) + target entropy)
         """
-        key_bootstrap, key_actor = jax.random.split(key)
         mean = partial(self.shards.share_of_mean, valid=batch.valid)
         alpha = jnp.exp(trained.log_temperature)
-        y = self.bootstrap(settings, trained, obs_stats, pi, batch, key_bootstrap)
+        y = self.bootstrap(settings, trained, obs_stats, pi, batch, noise[0])
         critic, actor = trained.params["critic"], trained.params["actor"]
 
         def critic_loss(critic: Params) -> tuple[Array, Array]:
@@ -156,11 +158,10 @@ class SAC:
 
         (value_loss, q), gradient = jax.value_and_grad(critic_loss, has_aux=True)(critic)
         critic, critic_state = self._step(settings, critic, trained.opt_state["critic"], gradient)
-        noise = jax.random.normal(key_actor, batch.action.shape)
 
         def actor_loss(actor: Params) -> tuple[Array, Array]:
             dist = self._policy(PolicySnapshot(actor, obs_stats), batch.obs)
-            action, log_prob = dist.perturbed_with_unit_log_prob(noise)
+            action, log_prob = dist.perturbed_with_unit_log_prob(noise[1])
             q = jnp.min(self._q(critic, obs_stats, batch.obs, action), axis=0)
             return mean(alpha * log_prob - q), mean(log_prob)
 
@@ -185,11 +186,13 @@ class SAC:
         obs_stats: RunningStats | None,
         pi: PolicySnapshot,
         batch: Transition,
-        key: Array,
+        noise: Array,
     ) -> Array:
-        """The critics' targets y [B]: one step, then the soft value of pi at the true successor."""
-        dist = self._policy(pi, batch.next_obs)
-        action, log_prob = dist.perturbed_with_unit_log_prob(jax.random.normal(key, batch.action.shape))
+        """The critics' targets y [B]: one step, then the soft value of pi at the true successor.
+
+        `noise` [B, A] is standard normal.
+        """
+        action, log_prob = self._policy(pi, batch.next_obs).perturbed_with_unit_log_prob(noise)
         q = jnp.min(self._q(trained.critic_average, obs_stats, batch.next_obs, action), axis=0)
         value = q - jnp.exp(trained.log_temperature) * log_prob
         return settings.reward_scale * batch.reward + settings.gamma * jnp.where(batch.terminated, 0.0, value)
@@ -226,11 +229,12 @@ class SAC:
             self._q(learner.params["critic"], before.obs_stats, batch.obs, action), axis=0
         )
         dist, next_dist = self._policy(pi, batch.obs), self._policy(self.behaviour(after), batch.obs)
+        noise = jax.random.normal(key, batch.action.shape)
         return measure_action_values(
             self.shards,
             minibatch.flatten(rollout.valid),
             batch.action,
-            self.bootstrap(settings, before.trained, before.obs_stats, pi, batch, key),
+            self.bootstrap(settings, before.trained, before.obs_stats, pi, batch, noise),
             value(before, batch.action),
             value(after, batch.action),
             (dist, cast(Distribution, minibatch.flatten(rollout.behaviour_dist)), next_dist),
