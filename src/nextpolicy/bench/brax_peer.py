@@ -57,7 +57,7 @@ def nearest_divisor(whole: int, wanted: int) -> int:
     return min(divisors, key=lambda d: (max(d / wanted, wanted / d), -d))
 
 
-class _OldJax:
+class OldJax:
     """`jax` with the removed function `device_put_replicated`, for a single device."""
 
     def __getattr__(self, name: str) -> Any:
@@ -123,7 +123,7 @@ class _Turns:
         from flax import linen as nn
 
         if not hasattr(jax, "device_put_replicated"):
-            train.jax = _OldJax()  # brax 0.14.2 calls it, but newer versions of JAX do not have it
+            train.jax = OldJax()  # brax 0.14.2 calls it, but newer versions of JAX do not have it
         config, ppo = self.config, self.config.algorithm
         num_envs, hidden = config.environment.num_envs, config.net.hidden
         activation = {"tanh": nn.tanh, "relu": nn.relu, "silu": nn.silu}[config.net.activation]

@@ -1,0 +1,135 @@
+"""Our SAC beside Brax's: environment steps per second and returns, at equal settings, in turns on one machine.
+
+    python benchmarks/sac_peers.py run hopper --seeds 8 --steps 2e6 --out results/sac/hopper.json
+    python benchmarks/sac_peers.py table results/sac/*.json
+
+Both have the settings of our preset: environments, update-to-data ratio, minibatch, discount, learning rate, reward
+scale, layers, replay. What differs: Brax resets to cached start states, draws other initial weights, and follows its
+actor in the bootstrap at every gradient step. Rates are of training alone, after compilation: ours the median over
+blocks, Brax's as it reports them. `run` writes after each turn and goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import nextpolicy
+from nextpolicy.bench.brax_peer import OldJax
+from nextpolicy.config import TrainConfig, presets
+from nextpolicy.envs.brax import make
+
+EPISODES = 128
+
+
+def ours(env: str, seeds: list[int], steps: int) -> dict[str, Any]:
+    """One population with these seeds."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = nextpolicy.train(f"brax/{env}", algo="sac", seeds=seeds, total_env_steps=steps, out=folder, quiet=True)
+        rates = run.metrics.groupby("round")["steps_per_second"].first().to_numpy()
+        score = run.evaluate(EPISODES, policy="behaviour", num_envs=EPISODES)["mean"].tolist()
+    return {"who": "ours", "seeds": seeds, "steps_per_second": float(np.median(rates)), "score": score}
+
+
+def theirs(env: str, seed: int, config: TrainConfig, steps: int) -> dict[str, Any]:
+    """Brax's training of one seed."""
+    made = make(env)  # the same physics as ours
+    from brax.training.agents.sac import networks, train
+
+    if not hasattr(jax, "device_put_replicated"):
+        train.jax = OldJax()  # brax 0.14.2 calls it, but newer versions of JAX do not have it
+    settings, seen = config.algorithm, []
+    train.train(
+        environment=made.env,
+        num_timesteps=steps,
+        max_devices_per_host=1,
+        episode_length=made.spec.time_limit,
+        num_envs=config.environment.num_envs,
+        learning_rate=settings.learning_rate,
+        discounting=settings.gamma,
+        seed=seed,
+        batch_size=settings.minibatch_size,
+        num_evals=5,
+        num_eval_envs=EPISODES,
+        normalize_observations=settings.normalise_obs,
+        reward_scaling=settings.reward_scale,
+        tau=settings.tau,
+        min_replay_size=config.environment.num_envs * config.environment.warmup_steps,
+        max_replay_size=settings.replay_size,
+        grad_updates_per_step=settings.updates(config.batch_size),
+        network_factory=lambda *a, **k: networks.make_sac_networks(*a, hidden_layer_sizes=config.net.hidden, **k),
+        progress_fn=lambda _, metrics: seen.append({name: float(x) for name, x in metrics.items()}),
+    )
+    rates = [row["training/sps"] for row in seen if "training/sps" in row][1:]  # the first has compiled
+    score = [seen[-1]["eval/episode_reward"]]
+    return {"who": "brax", "seeds": [seed], "steps_per_second": float(np.median(rates)), "score": score}
+
+
+def run(env: str, seeds: int, steps: int, out: Path) -> None:
+    """Brax's seeds one by one, ours in turns with them, and all of ours as one population."""
+    found: dict[str, Any] = json.loads(out.read_text()) if out.is_file() else {"env": env, "steps": steps, "turns": []}
+    config = presets.build(f"brax/{env}", algo="sac")
+    found["device"] = jax.devices()[0].device_kind
+    found["updates_per_step"] = config.algorithm.updates_per_step
+    done = [(turn["who"], len(turn["seeds"]), turn["seeds"][0]) for turn in found["turns"]]
+    turns: list[tuple[str, int, int]] = [("ours", seeds, 0)]
+    turns += [(who, 1, seed) for seed in range(seeds) for who in ("ours", "brax") if who == "brax" or seed < 3]
+    for who, count, seed in turns:
+        if (who, count, seed) in done:
+            continue
+        one = ours(env, list(range(seed, seed + count)), steps) if who == "ours" else theirs(env, seed, config, steps)
+        found["turns"].append(one)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(found, indent=1))
+        rate, score = one["steps_per_second"], np.mean(one["score"])
+        print(f"{env} {who} x {count}: {rate:.0f} steps/s, score {score:.1f}", flush=True)
+
+
+def table(files: list[Path]) -> str:
+    """Rates and scores as Markdown; +- is the standard deviation over seeds."""
+    heads = ["", "steps/s, one seed: ours", "Brax", "ratio", "ours, all seeds at once", "score: ours", "Brax"]
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for found in (json.loads(file.read_text()) for file in files):
+        kinds: dict[tuple[str, bool], list[dict[str, Any]]] = {}
+        for turn in found["turns"]:
+            kinds.setdefault((turn["who"], len(turn["seeds"]) > 1), []).append(turn)
+        alone, peer, many = (_rate(kinds.get(kind, [])) for kind in (("ours", False), ("brax", False), ("ours", True)))
+        cells = [found["env"], f"{alone:.0f}", f"{peer:.0f}", f"{alone / peer:.2f}", f"{many:.0f}"]
+        cells += [_score(kinds.get(kind, [])) for kind in (("ours", True), ("brax", False))]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _rate(turns: list[dict[str, Any]]) -> float:
+    return float(np.median([turn["steps_per_second"] for turn in turns])) if turns else np.nan
+
+
+def _score(turns: list[dict[str, Any]]) -> str:
+    scores = [score for turn in turns for score in turn["score"]]
+    return f"{np.mean(scores):.0f} +- {np.std(scores, ddof=1):.0f} ({len(scores)})" if len(scores) > 1 else "-"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_subparsers(dest="part", required=True)
+    runner = parts.add_parser("run")
+    runner.add_argument("env")
+    runner.add_argument("--seeds", type=int, default=8)
+    runner.add_argument("--steps", type=float, default=2e6)
+    runner.add_argument("--out", type=Path, required=True)
+    parts.add_parser("table").add_argument("files", type=Path, nargs="+")
+    options = parser.parse_args()
+    if options.part == "table":
+        print(table(options.files))
+    else:
+        run(options.env, options.seeds, int(options.steps), options.out)
+
+
+if __name__ == "__main__":
+    main()
