@@ -36,9 +36,10 @@ def _list(arguments: Sequence[str]) -> None:
     if options.name is not None:
         print("\n".join(catalogue.load(options.name).environments))
         return
+    width = max(map(len, catalogue.SUITES))
     for suite in catalogue.SUITES.values():
         members = len(suite.config(suite.environments[0]).members())
-        print(f"{suite.name:<15} {len(suite.environments):>2} environments x {members:>2} members  {suite.about}")
+        print(f"{suite.name:<{width}} {len(suite.environments):>2} environments x {members:>2} members  {suite.about}")
 
 
 def _list_parser() -> Parser:

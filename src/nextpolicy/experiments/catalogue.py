@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from nextpolicy.config import nearest
 from nextpolicy.experiments.suite import Suite, SuiteError
@@ -16,6 +17,15 @@ _BRAX = tuple(
         *("fast", "pusher", "hopper", "ant", "humanoid", "reacher"),
     )
 )
+_CHEAP = tuple(f"brax/{name}" for name in ("hopper", "inverted_pendulum", "inverted_double_pendulum", "reacher"))
+_CRITERIA: dict[str, Any] = {  # the best of `nextpolicy study criteria`, with the advantages that are least biased
+    "criterion": "any-signal",
+    "advantage_kind": "vtrace",
+    "k_min": 1,
+    "least_ess": 0.97,
+    "delta_tv": 0.07,
+    "sweep": {"signal": ("stable-values", "ess-floor", "policy-step")},
+}
 _ATARI = tuple(
     f"atari/{name}"
     for name in (
@@ -43,11 +53,29 @@ SUITES: dict[str, Suite] = {
         Suite(
             "brax-gate",
             "the gate without decay, and its upper bound, on four cheap tasks; report it with `brax`, which has PPO",
-            tuple(f"brax/{name}" for name in ("hopper", "inverted_pendulum", "inverted_double_pendulum", "reacher")),
+            _CHEAP,
             preset="corrected",
             algo=("sv-dynamic",),
             seeds=8,
             fields={"sweep": {"decay_fraction": (0.0,), "k_max": (8, 32)}},
+        ),
+        Suite(
+            "minatar-criteria",
+            "three criteria with V-trace advantages on MinAtar; report it together with `minatar`, which has PPO",
+            _MINATAR,
+            preset="corrected",
+            algo=("sv-dynamic",),
+            seeds=8,
+            fields={**_CRITERIA, "decay_fraction": 0.0},
+        ),
+        Suite(
+            "brax-criteria",
+            "the same on four cheap tasks of Brax; report it together with `brax`, which has PPO",
+            _CHEAP,
+            preset="corrected",
+            algo=("sv-dynamic",),
+            seeds=8,
+            fields={**_CRITERIA, "decay_fraction": 0.0, "k_max": 32},
         ),
         Suite("atari", "sixteen Atari games, 200M frames, 5 seeds", _ATARI, preset="corrected", seeds=5),
         Suite(
