@@ -45,7 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         _dispatch(_without_help_command(arguments))
+        sys.stdout.flush()
         return 0
+    except BrokenPipeError:  # the reader, e.g. `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at exit
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt as stop:
         print(f"nextpolicy: {str(stop) or 'stopped'}", file=sys.stderr)
         return 128 + getattr(stop, "signum", signal.SIGINT)
