@@ -19,6 +19,7 @@ import pytest
 
 import nextpolicy
 from nextpolicy import runfiles
+from nextpolicy.config.fields import active_fields, settings_classes
 from nextpolicy.run import checkpoint, folder, interrupt, job, metrics
 from nextpolicy.run.folder import RunError
 
@@ -35,7 +36,9 @@ class Killed(BaseException):
 
 
 def small(env: str = "four-rooms", **fields: Any) -> dict[str, Any]:
-    return {"env": env, "quiet": True, **FIELDS, **fields}
+    own = active_fields(*settings_classes(fields.get("algo", ("ppo",)), "stable-values"))
+    ours = {name: value for name, value in FIELDS.items() if name in own}
+    return {"env": env, "quiet": True, **ours, **fields}
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +167,16 @@ def test_killed_ten_times_in_a_row(tmp_path: Path, env: str) -> None:
     fields = {"total_env_steps": 32 * 200, "normalise_obs": env != "four-rooms"}
     kill_and_resume(env, tmp_path / "killed", kills=10, seed=seed, **fields)
     whole = nextpolicy.train(**small(env, **fields), out=tmp_path / "whole")
+    assert_same_run(nextpolicy.load(tmp_path / "killed"), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replay_size", [32 * 500, 32 * 7], ids=["filling", "wrapped"])
+def test_sac_is_killed_with_its_replay_buffer(tmp_path: Path, replay_size: int) -> None:
+    fields = {"algo": ("sac", "sv-sac"), "total_env_steps": 32 * 60, "replay_size": replay_size, "warmup_steps": 8}
+    kill_and_resume("gymnax/Pendulum-v1", tmp_path / "killed", kills=3, seed=7, **fields)
+    whole = nextpolicy.train(**small("gymnax/Pendulum-v1", **fields), out=tmp_path / "whole")
+    assert whole.metrics["replay_held"].max() == min(replay_size, 32 * 61)
     assert_same_run(nextpolicy.load(tmp_path / "killed"), whole)
 
 
