@@ -16,6 +16,7 @@ from nextpolicy.algos.base import Parts
 from nextpolicy.algos.sac import SAC, Trained, Transition
 from nextpolicy.algos.sac_settings import SACSettings
 from nextpolicy.core.shards import Shards
+from nextpolicy.export import numpy_policy
 from nextpolicy.nets.squashed import SquashedGaussian
 from nextpolicy.settings import ConfigError
 from nextpolicy.types import Networks, PolicySnapshot
@@ -232,6 +233,18 @@ def test_wrong_settings_are_refused_before_a_folder_is_made(
     with pytest.raises(ConfigError, match=message):
         nextpolicy.train(env, out=tmp_path / "run", **{**COMMON, "algo": "sac", **fields})
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.allow_key_reuse
+def test_exported_policies_are_those_of_the_run(plain: nextpolicy.Run, tmp_path: Path) -> None:
+    obs = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+    own = [plain.policy("target", member)(obs) for member in range(2)]
+    assert np.abs(own[0] - own[1]).max() > 1e-3
+    for member in range(2):
+        loaded = numpy_policy.load(plain.export(tmp_path / str(member), member=member))
+        np.testing.assert_allclose(loaded(obs), own[member], rtol=1e-5, atol=1e-5)
+        assert loaded.description["distribution"]["kind"] == "squashed_gaussian"
+        assert loaded.description["made_by"]["algo"] == "sac"
 
 
 def test_buffers_that_exceed_the_memory_are_refused_before_a_folder_is_made(

@@ -44,9 +44,11 @@ NETWORKS = {
 }
 
 
-def random_policy(spec: EnvSpec, config: NetConfig, arrange: Any = None, normalised: bool = False) -> Policy:
+def random_policy(
+    spec: EnvSpec, config: NetConfig, arrange: Any = None, normalised: bool = False, build: Any = nets.build
+) -> Policy:
     """Random parameters, biases and scales too: initial ones are zeros and ones, which hide mistakes."""
-    networks, rng = nets.build(replace(spec, obs_table=None), config), np.random.default_rng(1)
+    networks, rng = build(replace(spec, obs_table=None), config), np.random.default_rng(1)
     shapes = jax.eval_shape(networks.init, jax.random.key(0))["actor"]
     wide = lambda x: jnp.asarray(rng.normal(size=x.shape) / np.sqrt(max(1, x.size // x.shape[-1])), jnp.float32)  # noqa: E731
     stats = None

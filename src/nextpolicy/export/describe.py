@@ -13,6 +13,7 @@ from nextpolicy.core import running_stats
 from nextpolicy.envs.base import Box, Discrete, EnvSpec
 from nextpolicy.export import network
 from nextpolicy.export.numpy_policy import FORMAT, Arrays
+from nextpolicy.nets.squashed import LOG_STD
 from nextpolicy.types import Array, PolicySnapshot, RunningStats
 
 Description = dict[str, Any]  # the content of policy.json
@@ -27,10 +28,9 @@ def describe(
 ) -> tuple[Description, Arrays]:
     """Description and float32 arrays of a policy with the configured network; `arrange` is `HostEnv.arrange`."""
     observation, table = _observation(spec, arrange)
-    action, distribution = _action(spec)
+    action = _action(spec)
     layers, arrays = network.describe(spec, config, snapshot.params)
-    if distribution["kind"] == "gaussian":
-        arrays["log_std"] = arrays.pop("head.log_std")
+    distribution = {"kind": "categorical"} if action["kind"] == "discrete" else _gaussian(arrays)
     normaliser, statistics = _normaliser(snapshot.obs_stats if observation["divisor"] == 1 else None)
     description = {
         "format": FORMAT,
@@ -93,12 +93,19 @@ def _normaliser(stats: RunningStats | None) -> tuple[dict[str, Any] | None, Arra
     return {**about, "clip": running_stats.CLIP, "epsilon": running_stats.EPSILON}, arrays
 
 
-def _action(spec: EnvSpec) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The action space and the distribution over it. Bounds are flat lists, with null for none."""
+def _gaussian(arrays: Arrays) -> dict[str, Any]:
+    """The distribution over continuous actions. Only a `GaussianHead` has `log_std`, which is renamed in `arrays`."""
+    if "head.log_std" in arrays:
+        arrays["log_std"] = arrays.pop("head.log_std")
+        return {"kind": "gaussian", "log_std": "log_std", "bounds": "clipped"}
+    return {"kind": "squashed_gaussian", "log_std_bounds": list(LOG_STD), "bounds": "tanh"}
+
+
+def _action(spec: EnvSpec) -> dict[str, Any]:
+    """The action space. Bounds are flat lists, with null for none."""
     space = spec.action
     if isinstance(space, Discrete):
-        about = {"kind": "discrete", "n": space.n, "start": space.start, "dtype": np.dtype(space.dtype).name}
-        return about, {"kind": "categorical"}
+        return {"kind": "discrete", "n": space.n, "start": space.start, "dtype": np.dtype(space.dtype).name}
     if not isinstance(space, Box) or space.tree is not None:
         got = "nested ones" if isinstance(space, Box) else type(space).__name__
         raise ConfigError(
@@ -107,5 +114,4 @@ def _action(spec: EnvSpec) -> tuple[dict[str, Any], dict[str, Any]]:
     low, high = (np.broadcast_to(np.asarray(bound, np.float64), space.shape) for bound in (space.low, space.high))
     flat = lambda bound: [float(b) if np.isfinite(b) else None for b in bound.ravel()]  # noqa: E731
     bounds = {"low": flat(low), "high": flat(high)}
-    about = {"kind": "box", "shape": list(space.shape), **bounds, "dtype": np.dtype(space.dtype).name}
-    return about, {"kind": "gaussian", "log_std": "log_std", "bounds": "clipped"}
+    return {"kind": "box", "shape": list(space.shape), **bounds, "dtype": np.dtype(space.dtype).name}

@@ -24,7 +24,7 @@ _NONE = [[0, 0], [0, 0]]  # padding
 
 
 def describe(spec: EnvSpec, config: NetConfig, params: Params) -> tuple[dict[str, Any], Arrays]:
-    """The network from prepared observations [N, *obs_shape] to logits or means, and its arrays.
+    """The network from prepared observations [N, *obs_shape] to logits, means, or means and spreads, and its arrays.
 
     Computation is in float32, whatever `compute_dtype` is.
     """

@@ -6,7 +6,8 @@
     policy = load("folder")                        # the folder with policy.json and policy.npz
     policy(obs)                                    # greedy action for one observation, or for a batch
     policy.sample(obs, np.random.default_rng(0))   # sampled actions
-    policy.output(obs)                             # log-probabilities of discrete actions, means of continuous ones
+    policy.output(obs)                             # log-probabilities of discrete actions, means of continuous ones;
+                                                   # of a squashed Gaussian, means and log standard deviations
 
 Observations and actions are those of the environment, with any number of batch axes in front. `policy.json` describes
 the network as a list of layers, `policy.npz` holds their arrays. Images are [N, H, W, C] between layers.
@@ -42,21 +43,28 @@ class Policy:
         if description.get("format") != FORMAT:
             raise ValueError(f"format: expected {FORMAT}, got {description.get('format')}; use the loader beside it")
         self.description, self.arrays = description, arrays
+        self._kind = description["distribution"]["kind"]
 
     def __call__(self, obs: Any) -> Any:
-        """The most probable actions. A single discrete action is a NumPy integer."""
-        return self._actions(self.output(obs))
+        """The most probable discrete actions, or those of the mean. A single discrete action is a NumPy integer."""
+        out = self.output(obs)
+        return self._actions(out if self._kind == "categorical" else self._gaussian(out)[0])
 
     def sample(self, obs: Any, rng: np.random.Generator) -> Any:
         """Random actions: by the Gumbel-max trick, or mean + std * noise."""
         out = self.output(obs)
-        if self.description["distribution"]["kind"] == "categorical":
+        if self._kind == "categorical":
             return self._actions(out + rng.gumbel(size=out.shape))
-        std = np.exp(self.arrays[self.description["distribution"]["log_std"]])
-        return self._actions(out + std * rng.standard_normal(out.shape))
+        mean, std = self._gaussian(out)
+        return self._actions(mean + std * rng.standard_normal(mean.shape))
 
     def output(self, obs: Any) -> np.ndarray:
-        """Log-probabilities [..., n] of discrete actions, or means [..., size] of continuous ones before clipping."""
+        """What actions are chosen by.
+
+        categorical        log-probabilities [..., n]
+        gaussian           means [..., size] before clipping
+        squashed_gaussian  means, then log standard deviations [..., 2 size], before tanh
+        """
         try:
             obs = np.asarray(obs)
         except ValueError:
@@ -64,9 +72,13 @@ class Policy:
         lead = self._lead(obs)
         x = self._read(obs.reshape((math.prod(lead), *obs.shape[len(lead) :])))
         x = _run(self.description["network"]["layers"], x, self.arrays)
-        if self.description["distribution"]["kind"] == "categorical":
+        if self._kind == "categorical":
             x = x - x.max(-1, keepdims=True)
             x = x - np.log(np.exp(x).sum(-1, keepdims=True))
+        elif self._kind == "squashed_gaussian":
+            mean, raw = np.split(x, 2, axis=-1)
+            least, most = self.description["distribution"]["log_std_bounds"]
+            x = np.concatenate([mean, least + (most - least) / 2 * (np.tanh(raw) + 1)], axis=-1)
         return x.reshape((*lead, x.shape[-1]))
 
     def _lead(self, obs: np.ndarray) -> tuple[int, ...]:
@@ -98,14 +110,24 @@ class Policy:
         std = np.sqrt(self.arrays[normaliser["variance"]] + np.float32(normaliser["epsilon"]))
         return np.clip((x - self.arrays[normaliser["mean"]]) / std, -normaliser["clip"], normaliser["clip"])
 
+    def _gaussian(self, out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of continuous actions, before their bounds."""
+        if self._kind == "gaussian":
+            return out, np.exp(self.arrays[self.description["distribution"]["log_std"]])
+        mean, log_std = np.split(out, 2, axis=-1)
+        return mean, np.exp(log_std)
+
     def _actions(self, out: np.ndarray) -> Any:
-        """Actions of the environment: the largest of n entries, or numbers clipped to the bounds."""
+        """Actions of the environment: the largest of n entries, or numbers squashed or clipped to the bounds."""
         space = self.description["action"]
         if space["kind"] == "discrete":
             return (np.argmax(out, axis=-1) + space["start"]).astype(space["dtype"])
         bound = lambda name, free: np.asarray([free if b is None else b for b in space[name]])  # noqa: E731
+        low, high = bound("low", -np.inf), bound("high", np.inf)
+        if self._kind == "squashed_gaussian":
+            out = (high + low) / 2 + (high - low) / 2 * np.tanh(out)
         # Clipping to float64 bounds keeps them: rounding to the environment's type preserves order.
-        clipped = out.clip(bound("low", -np.inf), bound("high", np.inf))
+        clipped = out.clip(low, high)
         return clipped.reshape((*out.shape[:-1], *space["shape"])).astype(space["dtype"])
 
 

@@ -1,7 +1,8 @@
 """An exported policy as an ONNX model: raw observations to greedy actions, and what they were chosen by.
 
 Input `obs` [N, *shape]. Outputs `action`, in the environment's type, and `log_probs` [N, n] of discrete actions, or
-`mean` [N, *shape] before clipping and `std` [*shape] of continuous ones. Images are [N, H, W, C] between layers, as in
+`mean` [N, *shape] and `std` of continuous ones before clipping or tanh; `std` is [*shape] of a Gaussian, [N, *shape] of
+a squashed one. Images are [N, H, W, C] between layers, as in
 `numpy_policy`; convolution and pooling transpose to [N, C, H, W] and back.
 """
 
@@ -40,9 +41,9 @@ def model(description: dict[str, Any], arrays: Arrays) -> ModelProto:
 
     graph, about = _Graph(arrays), description["observation"]
     x = graph.run(description["network"]["layers"], _read(graph, description))
-    head = _discrete if description["action"]["kind"] == "discrete" else _continuous
+    head = {"categorical": _discrete, "gaussian": _continuous, "squashed_gaussian": _squashed}
     tensor = lambda name, dtype, shape: helper.make_tensor_value_info(name, _type(dtype), shape)  # noqa: E731
-    outputs = [tensor(*each) for each in head(graph, description, x)]
+    outputs = [tensor(*each) for each in head[description["distribution"]["kind"]](graph, description, x)]
     made = helper.make_model(
         helper.make_graph(
             graph.nodes, "policy", [tensor("obs", about["dtype"], ["N", *about["shape"]])], outputs, graph.constants
@@ -137,13 +138,33 @@ def _continuous(graph: _Graph, description: dict[str, Any], mean: str) -> list[O
     mean = graph.add("Reshape", mean, graph.constant([-1, *shape], np.int64), output="mean")
     std = np.exp(graph.arrays[description["distribution"]["log_std"]]).reshape(shape)
     graph.add("Identity", graph.constant(std), output="std")
-    # Clipping in 64 bits keeps the bounds: rounding to the environment's type preserves order.
-    x = graph.add("Cast", mean, to=_type("float64"))
+    _clipped(graph, space, graph.add("Cast", mean, to=_type("float64")))
+    return [("action", space["dtype"], ["N", *shape]), ("mean", "float32", ["N", *shape]), ("std", "float32", shape)]
+
+
+def _squashed(graph: _Graph, description: dict[str, Any], x: str) -> list[Output]:
+    """Append `action`, `mean` and `std` from outputs [N, 2 A]."""
+    space, (least, most) = description["action"], description["distribution"]["log_std_bounds"]
+    size, batch = len(space["low"]), ["N", *space["shape"]]
+    shape, axis = graph.constant([-1, *space["shape"]], np.int64), graph.constant([1], np.int64)
+    at = [graph.constant([edge], np.int64) for edge in (0, size, 2 * size)]
+    mean = graph.add("Reshape", graph.add("Slice", x, at[0], at[1], axis), shape, output="mean")
+    raw = graph.add("Reshape", graph.add("Slice", x, at[1], at[2], axis), shape)
+    spread = graph.add("Mul", graph.add("Tanh", raw), graph.constant((most - least) / 2))
+    graph.add("Exp", graph.add("Add", spread, graph.constant((most + least) / 2)), output="std")
+    low, high = (np.reshape(space[name], space["shape"]) for name in ("low", "high"))
+    unit = graph.add("Cast", graph.add("Tanh", mean), to=_type("float64"))
+    action = graph.add("Mul", unit, graph.constant((high - low) / 2, np.float64))
+    _clipped(graph, space, graph.add("Add", action, graph.constant((high + low) / 2, np.float64)))
+    return [("action", space["dtype"], batch), ("mean", "float32", batch), ("std", "float32", batch)]
+
+
+def _clipped(graph: _Graph, space: dict[str, Any], x: str) -> None:
+    """Append `action` from float64 actions. Clipping in 64 bits keeps the bounds: rounding preserves order."""
     for op, name, free in (("Max", "low", -np.inf), ("Min", "high", np.inf)):
-        bound = np.reshape([free if b is None else b for b in space[name]], shape)
+        bound = np.reshape([free if b is None else b for b in space[name]], space["shape"])
         x = graph.add(op, x, graph.constant(bound, np.float64))
     graph.add("Cast", x, output="action", to=_type(space["dtype"]))
-    return [("action", space["dtype"], ["N", *shape]), ("mean", "float32", ["N", *shape]), ("std", "float32", shape)]
 
 
 def _dense(graph: _Graph, layer: Layer, x: str) -> str:

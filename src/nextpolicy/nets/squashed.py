@@ -16,7 +16,7 @@ from nextpolicy.nets.heads import DiagonalGaussian
 from nextpolicy.settings import ConfigError
 from nextpolicy.types import Array
 
-_LOG_STD = (-5.0, 2.0)  # bounds of log_std
+LOG_STD = (-5.0, 2.0)  # bounds of log_std
 _EDGE = 1.0 - 1e-6  # actions at a bound are moved inside, where atanh is finite
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(32)  # for expectations under a standard normal
 
@@ -130,5 +130,5 @@ class SquashedGaussianHead(nn.Module):
     def read(self, out: Array) -> SquashedGaussian:
         """The distribution of float32 outputs [..., 2 A]: means, then what bounds turn into log standard deviations."""
         mean, raw = jnp.split(out, 2, axis=-1)
-        least, most = _LOG_STD
+        least, most = LOG_STD
         return SquashedGaussian(mean, least + (most - least) / 2 * (jnp.tanh(raw) + 1.0), self.low, self.high)
