@@ -1,4 +1,4 @@
-"""Policy improvement steps for policy iteration: greedy, mirror descent, conservative."""
+"""Policy improvement steps for policy iteration: greedy, soft greedy, mirror descent, conservative."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from nextpolicy.core import check
 from nextpolicy.tabular import operators
 from nextpolicy.tabular.mdp import FloatArray
 
@@ -16,6 +17,17 @@ Improve = Callable[[FloatArray, FloatArray, FloatArray], FloatArray]
 def greedy_step(ties: float = operators.TIES) -> Improve:
     """greedy(q), regardless of the current policy."""
     return lambda q, policy, mu: operators.greedy(q, ties=ties)
+
+
+def soft_greedy_step(temperature: float, ties: float = operators.TIES) -> Improve:
+    """exp(q / temperature), normalised over actions, regardless of the current policy; at temperature 0, greedy(q).
+
+    In each state, it maximises sum_a pi(a|s) (q(s, a) - temperature log pi(a|s)) (Haarnoja et al., 2018, lemma 2).
+    """
+    check.number("temperature", temperature, 0.0, np.inf, open_high=True)
+    if temperature == 0.0:
+        return greedy_step(ties)
+    return lambda q, policy, mu: operators.softmax(q, temperature)
 
 
 def mirror_descent_step(step_size: float) -> Improve:

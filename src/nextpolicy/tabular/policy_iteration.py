@@ -3,6 +3,10 @@
 `Evaluate` estimates Q^pi of the target policy from data with distribution mu. `Improve` computes the next behavioural
 policy from the estimate. In Algorithm 2, a criterion decides when the target follows the behavioural policy. Data
 distributions are exact: mu is the visitation d^beta of the behavioural policy.
+
+With `soft_evaluation` and `soft_greedy_step` of one temperature, Algorithm 1 is soft policy iteration (Haarnoja et al.,
+2018) and Algorithm 2 its stable-value form. Passing the same `temperature` here makes the values and certificates of
+the history soft. At temperature 0, everything is as without it.
 """
 
 from __future__ import annotations
@@ -38,16 +42,24 @@ class History:
     diff: FloatArray  # [K] mean over mu_k of |q_k - q_{k-1}|; infinite in round 0
     scale: FloatArray  # [K] mean over mu_k of |q_k|
     accepted: npt.NDArray[np.bool_]  # [K]
-    target_value: FloatArray  # [K + 1] V^{pi_k}(s_0)
-    behaviour_value: FloatArray  # [K + 1] V^{beta_k}(s_0)
+    target_value: FloatArray  # [K + 1] V^{pi_k}(s_0), soft if there is a temperature
+    behaviour_value: FloatArray  # [K + 1] V^{beta_k}(s_0), likewise
     certificates: Certificate  # fields [K]
 
 
 def on_policy_api(
-    mdp: TabularMDP, pi: npt.ArrayLike, evaluate: Evaluate, improve: Improve, *, rounds: int, rng: np.random.Generator
+    mdp: TabularMDP,
+    pi: npt.ArrayLike,
+    evaluate: Evaluate,
+    improve: Improve,
+    *,
+    rounds: int,
+    rng: np.random.Generator,
+    temperature: float = 0.0,
 ) -> History:
     """Algorithm 1: mu_k = d^{pi_k}; q_k = evaluate(pi_k, mu_k); pi_{k+1} = improve(q_k, pi_k, mu_k)."""
     check.whole("rounds", rounds)
+    check.number("temperature", temperature, 0.0, np.inf, open_high=True)
     policies, qs, mus = [_one_policy(mdp, pi)], [], []
     for _ in range(rounds):
         mu = solve.visitation(mdp, policies[-1])
@@ -55,7 +67,7 @@ def on_policy_api(
         policies.append(_next_policy(mdp, improve, q, policies[-1], mu))
         qs.append(q)
         mus.append(mu)
-    return _history(mdp, policies, policies, qs, mus, [True] * rounds)
+    return _history(mdp, policies, policies, qs, mus, [True] * rounds, temperature)
 
 
 def sv_api(
@@ -68,6 +80,7 @@ def sv_api(
     rounds: int,
     rng: np.random.Generator,
     criterion: Criterion | None = None,
+    temperature: float = 0.0,
 ) -> History:
     """Algorithm 2: the behavioural policy improves every round; the target follows if the criterion accepts.
 
@@ -81,6 +94,7 @@ def sv_api(
     """
     criterion = StableValues() if criterion is None else criterion
     check.whole("rounds", rounds)
+    check.number("temperature", temperature, 0.0, np.inf, open_high=True)
     first = _one_policy(mdp, pi)
     targets, behaviours = [first], [first]
     qs: list[FloatArray] = []
@@ -98,7 +112,7 @@ def sv_api(
         targets.append(behaviours[-1] if accepted[-1] else targets[-1])
         qs.append(q)
         mus.append(mu)
-    return _history(mdp, targets, behaviours, qs, mus, accepted)
+    return _history(mdp, targets, behaviours, qs, mus, accepted, temperature)
 
 
 def _evidence(
@@ -108,12 +122,15 @@ def _evidence(
 
     def kl(p: FloatArray, q: FloatArray) -> float:
         with np.errstate(divide="ignore", invalid="ignore"):
-            terms = np.where(p > 0, p * np.log(p / q), 0.0)
+            terms = np.where(p > 0, p * (np.log(p) - np.log(q)), 0.0)
         return float(mu.sum(1) @ terms.sum(1))
 
     diff, scale = movement
-    ratio = np.divide(target, behaviour, out=np.zeros_like(target), where=behaviour > 0)
-    ess = (mu * ratio).sum() ** 2 / max((mu * ratio**2).sum(), 1e-30)
+    weight = np.where(behaviour > 0, mu.sum(1, keepdims=True) * target, 0.0)  # mu times the ratio
+    # A softmax may give an action almost no probability, and the ratio overflows: the effective sample size is then 0.
+    with np.errstate(over="ignore"):
+        square = weight * np.divide(target, behaviour, out=np.zeros_like(target), where=weight > 0)
+    ess = weight.sum() ** 2 / max(square.sum(), 1e-30)
     numbers = (diff, diff, scale, kl(behaviour, following), kl(target, behaviour), kl(target, following), ess)
     return Evidence(*map(jnp.float32, numbers))
 
@@ -131,6 +148,7 @@ def _history(
     qs: list[FloatArray],
     mus: list[FloatArray],
     accepted: list[bool],
+    temperature: float,
 ) -> History:
     target, behaviour, q, mu = (np.stack(tables) for tables in (targets, behaviours, qs, mus))
     movement = [_movement(q[k], q[k - 1] if k else None, mu[k]) for k in range(len(q))]
@@ -143,9 +161,9 @@ def _history(
         diff=diff,
         scale=scale,
         accepted=np.array(accepted),
-        target_value=solve.start_value(mdp, target),
-        behaviour_value=solve.start_value(mdp, behaviour),
-        certificates=theory.certificate(mdp, target[:-1], behaviour[:-1], behaviour[1:], q),
+        target_value=solve.start_value(mdp, target, temperature),
+        behaviour_value=solve.start_value(mdp, behaviour, temperature),
+        certificates=theory.certificate(mdp, target[:-1], behaviour[:-1], behaviour[1:], q, temperature=temperature),
     )
 
 

@@ -3,6 +3,11 @@
 V^pi = (I - gamma P_pi)^-1 R_pi
 Q^pi(s, a) = R(s, a) + gamma sum_t P(s, a, t) V^pi(t)
 d^pi(s, a) = (1 - gamma) sum_n gamma^n P(s_n = s, a_n = a),   which sums to 1
+
+With a temperature alpha > 0, values are soft (Haarnoja et al., 2018): each state that is not terminal also pays alpha
+times the entropy of the policy there,
+
+    V^pi(s) = sum_a pi(a|s) (Q^pi(s, a) - alpha log pi(a|s)),   Q^pi as above
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from nextpolicy.core import check
 from nextpolicy.tabular.mdp import FloatArray, TabularMDP, as_policy, finite_array
 from nextpolicy.tabular.operators import TIES, greedy
 
@@ -34,16 +40,24 @@ class PolicyIteration(NamedTuple):
     values: FloatArray
 
 
-def state_value(mdp: TabularMDP, pi: ArrayLike) -> FloatArray:
+def state_value(mdp: TabularMDP, pi: ArrayLike, temperature: float = 0.0) -> FloatArray:
     """V^pi [..., S]."""
     policy = as_policy(mdp, pi)
-    rewards = (policy * mdp.R).sum(-1)
+    rewards = (policy * mdp.R).sum(-1) + entropy_bonus(mdp, policy, temperature)
     return _solve_per_policy(mdp, policy, rewards, transposed=False)
 
 
-def action_value(mdp: TabularMDP, pi: ArrayLike) -> FloatArray:
+def action_value(mdp: TabularMDP, pi: ArrayLike, temperature: float = 0.0) -> FloatArray:
     """Q^pi [..., S, A]."""
-    return backup(mdp, state_value(mdp, pi))
+    return backup(mdp, state_value(mdp, pi, temperature))
+
+
+def entropy_bonus(mdp: TabularMDP, pi: ArrayLike, temperature: float) -> FloatArray:
+    """-temperature sum_a pi(a|s) log pi(a|s), [..., S]; 0 in terminal states, where the episode is over."""
+    check.number("temperature", temperature, 0.0, np.inf, open_high=True)
+    policy = as_policy(mdp, pi)
+    entropy = -(policy * np.log(policy, out=np.zeros_like(policy), where=policy > 0)).sum(-1)
+    return np.asarray(temperature * np.where(mdp.terminal, 0.0, entropy))
 
 
 def advantage(mdp: TabularMDP, pi: ArrayLike) -> FloatArray:
@@ -52,9 +66,9 @@ def advantage(mdp: TabularMDP, pi: ArrayLike) -> FloatArray:
     return np.asarray(backup(mdp, V) - V[..., None])
 
 
-def start_value(mdp: TabularMDP, pi: ArrayLike) -> FloatArray:
+def start_value(mdp: TabularMDP, pi: ArrayLike, temperature: float = 0.0) -> FloatArray:
     """V^pi(s_0), the mean of V^pi over the start distribution, [...]."""
-    return np.asarray(state_value(mdp, pi) @ mdp.start)
+    return np.asarray(state_value(mdp, pi, temperature) @ mdp.start)
 
 
 def visitation(mdp: TabularMDP, pi: ArrayLike) -> FloatArray:

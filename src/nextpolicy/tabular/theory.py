@@ -181,23 +181,37 @@ def cpi_step(mdp: TabularMDP, pi: ArrayLike, pi_greedy: ArrayLike, delta: float)
 
 
 def certificate(
-    mdp: TabularMDP, pi: ArrayLike, beta: ArrayLike, beta_next: ArrayLike, q: ArrayLike, delta: ArrayLike | None = None
+    mdp: TabularMDP,
+    pi: ArrayLike,
+    beta: ArrayLike,
+    beta_next: ArrayLike,
+    q: ArrayLike,
+    delta: ArrayLike | None = None,
+    *,
+    temperature: float = 0.0,
 ) -> Certificate:
     """The certificate of the update pi <- beta_next on data of beta.
 
     Policies and q are [..., S, A], and the fields of the result are [...], so one call handles a whole run.
+
+    With a temperature, Q^pi and V are soft, and the expected advantage is that of q - temperature log beta_next. The
+    bounds then hold for soft values, since the performance difference lemma does:
+
+        V^{pi'}(s_0) - V^pi(s_0) = E over d^{pi'} of Q^pi(s, a) - temperature log pi'(a|s) - V^pi(s), over 1 - gamma
     """
     tables = [as_policy(mdp, table, name) for table, name in ((pi, "pi"), (beta, "beta"), (beta_next, "beta_next"))]
     pi, beta, beta_next, q = np.broadcast_arrays(*tables, as_table(mdp, q))
     scale, over = 1.0 / (1.0 - mdp.gamma), (-2, -1)
     delta = _delta(mdp, beta, beta_next, delta)
-    V, data, visited = solve.state_value(mdp, pi), solve.visitation(mdp, beta), solve.visitation(mdp, beta_next)
+    V = solve.state_value(mdp, pi, temperature)
+    data, visited = solve.visitation(mdp, beta), solve.visitation(mdp, beta_next)
     gap = np.abs(solve.backup(mdp, V) - q)
-    gain = (visited * (q - V[..., None])).sum(over)
+    bonus = solve.entropy_bonus(mdp, beta_next, temperature)
+    gain = (visited * (q + (bonus - V)[..., None])).sum(over)
     error, next_error = (data * gap).sum(over), (visited * gap).sum(over)
     distance = total_variation(data, visited, axis=over)
     bound = scale * (gain - error - 2.0 * scale * delta)
-    improved = solve.start_value(mdp, beta_next) - V @ mdp.start
+    improved = solve.start_value(mdp, beta_next, temperature) - V @ mdp.start
     slack = rounding(mdp, q)
     return Certificate(
         bound=bound,
