@@ -29,8 +29,11 @@ def describe(
     """Description and float32 arrays of a policy with the configured network; `arrange` is `HostEnv.arrange`."""
     observation, table = _observation(spec, arrange)
     action = _action(spec)
-    layers, arrays = network.describe(spec, config, snapshot.params)
+    greedy = "epsilon" in snapshot.params  # the policy of a network of action values
+    layers, arrays = network.describe(spec, config, snapshot.params["critic"] if greedy else snapshot.params)
     distribution = {"kind": "categorical"} if action["kind"] == "discrete" else _gaussian(arrays)
+    if greedy:
+        distribution = {"kind": "epsilon_greedy", "epsilon": float(snapshot.params["epsilon"])}
     normaliser, statistics = _normaliser(snapshot.obs_stats if observation["divisor"] == 1 else None)
     description = {
         "format": FORMAT,

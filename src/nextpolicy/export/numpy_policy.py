@@ -25,6 +25,8 @@ import numpy as np
 
 FORMAT = 1  # of policy.json
 
+_DISCRETE = ("categorical", "epsilon_greedy")
+
 Arrays = dict[str, np.ndarray]
 Layer = dict[str, Any]
 
@@ -48,12 +50,12 @@ class Policy:
     def __call__(self, obs: Any) -> Any:
         """The most probable discrete actions, or those of the mean. A single discrete action is a NumPy integer."""
         out = self.output(obs)
-        return self._actions(out if self._kind == "categorical" else self._gaussian(out)[0])
+        return self._actions(out if self._kind in _DISCRETE else self._gaussian(out)[0])
 
     def sample(self, obs: Any, rng: np.random.Generator) -> Any:
         """Random actions: by the Gumbel-max trick, or mean + std * noise."""
         out = self.output(obs)
-        if self._kind == "categorical":
+        if self._kind in _DISCRETE:
             return self._actions(out + rng.gumbel(size=out.shape))
         mean, std = self._gaussian(out)
         return self._actions(mean + std * rng.standard_normal(mean.shape))
@@ -62,6 +64,7 @@ class Policy:
         """What actions are chosen by.
 
         categorical        log-probabilities [..., n]
+        epsilon_greedy     log-probabilities [..., n], -inf for an action that is never taken
         gaussian           means [..., size] before clipping
         squashed_gaussian  means, then log standard deviations [..., 2 size], before tanh
         """
@@ -75,6 +78,11 @@ class Policy:
         if self._kind == "categorical":
             x = x - x.max(-1, keepdims=True)
             x = x - np.log(np.exp(x).sum(-1, keepdims=True))
+        elif self._kind == "epsilon_greedy":
+            epsilon = self.description["distribution"]["epsilon"]
+            best = x.argmax(-1)[..., None] == np.arange(x.shape[-1])
+            with np.errstate(divide="ignore"):
+                x = np.log(np.where(best, 1 - epsilon, 0.0) + epsilon / x.shape[-1])
         elif self._kind == "squashed_gaussian":
             mean, raw = np.split(x, 2, axis=-1)
             least, most = self.description["distribution"]["log_std_bounds"]

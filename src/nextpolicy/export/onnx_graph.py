@@ -41,7 +41,8 @@ def model(description: dict[str, Any], arrays: Arrays) -> ModelProto:
 
     graph, about = _Graph(arrays), description["observation"]
     x = graph.run(description["network"]["layers"], _read(graph, description))
-    head = {"categorical": _discrete, "gaussian": _continuous, "squashed_gaussian": _squashed}
+    head = {"categorical": _discrete, "epsilon_greedy": _greedy}
+    head |= {"gaussian": _continuous, "squashed_gaussian": _squashed}
     tensor = lambda name, dtype, shape: helper.make_tensor_value_info(name, _type(dtype), shape)  # noqa: E731
     outputs = [tensor(*each) for each in head[description["distribution"]["kind"]](graph, description, x)]
     made = helper.make_model(
@@ -125,10 +126,26 @@ def _discrete(graph: _Graph, description: dict[str, Any], logits: str) -> list[O
     """Append `action` and `log_probs`."""
     space = description["action"]
     log_probs = graph.add("LogSoftmax", logits, output="log_probs", axis=-1)
-    best = graph.add("ArgMax", log_probs, axis=-1, keepdims=0)
+    _best(graph, space, log_probs)
+    return [("action", space["dtype"], ["N"]), ("log_probs", "float32", ["N", space["n"]])]
+
+
+def _best(graph: _Graph, space: dict[str, Any], scores: str) -> None:
+    """Append `action`, the one with the largest score [N, n]."""
+    best = graph.add("ArgMax", scores, axis=-1, keepdims=0)
     action = graph.add("Add", best, graph.constant(space["start"], np.int64))
     graph.add("Cast", action, output="action", to=_type(space["dtype"]))
-    return [("action", space["dtype"], ["N"]), ("log_probs", "float32", ["N", space["n"]])]
+
+
+def _greedy(graph: _Graph, description: dict[str, Any], values: str) -> list[Output]:
+    """Append `action`, the best one, and `values` of all actions."""
+    space = description["action"]
+    values = graph.add("Identity", values, output="values")
+    action = graph.add(
+        "Add", graph.add("ArgMax", values, axis=-1, keepdims=0), graph.constant(space["start"], np.int64)
+    )
+    graph.add("Cast", action, output="action", to=_type(space["dtype"]))
+    return [("action", space["dtype"], ["N"]), ("values", "float32", ["N", space["n"]])]
 
 
 def _continuous(graph: _Graph, description: dict[str, Any], mean: str) -> list[Output]:
