@@ -47,13 +47,13 @@ def write_run(
 
 def _member(index, member, rounds, batch, columns) -> pd.DataFrame:
     k = np.arange(rounds)
-    every = {"ppo": 1, "sv-static": 4, "sv-dynamic": 2}[member.algo]
+    every = {"plain": 1, "static": 4, "dynamic": 2}[member.pace]
     accepted = (k + 1) % every == 0
     values = {
         "episode_return": np.full(rounds, 10.0, np.float32),
         "episodes": np.full(rounds, 2),
         "accepted": accepted,
-        "diff_over_threshold": np.where(member.algo == "sv-dynamic", 0.5, 0.0) * np.ones(rounds),
+        "diff_over_threshold": np.where(member.pace == "dynamic", 0.5, 0.0) * np.ones(rounds),
         "rounds_held": k % every + 1,
         "kl_target": np.where(accepted, 0.01 * every, 0.0),
         "kl_behaviour": np.full(rounds, 0.01),

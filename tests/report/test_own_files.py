@@ -208,7 +208,7 @@ def test_old_and_new_content_are_both_ours_after_a_cut(tmp_path, monkeypatch, cu
 
 
 def test_colours_come_round_again_once_all_are_taken():
-    names = [f"mine-{i}" for i in range(len(palette.COLOURS))]
+    names = [f"sv-dynamic[delta_v={i}]" for i in range(len(palette.COLOURS))]
     places = [palette.slot(name, ["ppo", *names]) for name in names]
     assert places == list(range(len(palette.FIXED), len(palette.FIXED) + len(names)))
     assert [palette.is_second(p) for p in places] == [p >= len(palette.COLOURS) for p in places]

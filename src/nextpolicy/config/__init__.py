@@ -2,7 +2,7 @@
 
 from nextpolicy.config.fields import FIELDS, known_field, nearest, owner
 from nextpolicy.config.parse import MAX_MEMBERS, MAX_SEED, choices, convert, describe, whole, written
-from nextpolicy.config.schema import Member, TrainConfig
+from nextpolicy.config.schema import Member, TrainConfig, siblings
 from nextpolicy.config.sections import EnvConfig, NetConfig, RunConfig
 from nextpolicy.settings import ConfigError, FieldInfo, shown
 
@@ -24,6 +24,7 @@ __all__ = [
     "nearest",
     "owner",
     "shown",
+    "siblings",
     "whole",
     "written",
 ]

@@ -23,6 +23,11 @@ from nextpolicy.criteria import CRITERIA
 from nextpolicy.settings import ConfigError, FieldInfo, check_number
 
 
+def siblings(algo: str) -> dict[str, Pace]:
+    """All variants of the algorithm that `algo` is a variant of, and when each updates its target."""
+    return VARIANTS[algo][0].variants
+
+
 @dataclass(frozen=True)
 class Member:
     """One member of a population: a seed, an algorithm, and its values of the swept fields."""

@@ -1,4 +1,4 @@
-"""The bar chart of the page, as plain HTML: each variant's score, drawn from PPO's 100 %."""
+"""The bar chart of the page, as plain HTML: each variant's score, drawn from its baseline's 100 %."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from collections.abc import Callable, Mapping
 import pandas as pd
 
 from nextpolicy.report import palette, text
+from nextpolicy.report.baseline import label, worded
 from nextpolicy.report.text import Row, number
 
 ROOM = 1.3  # the scale extends this factor beyond the scores; wider intervals are cut off and marked
 
 
-def bars(suite: str, by_key: dict[tuple[str, str], pd.DataFrame], variants: list[str]) -> str:
-    """Bars from 100 % to each variant's score, on one logarithmic scale for all environments of the suite."""
-    shown = {v: t.set_index("env").to_dict("index") for (s, v), t in by_key.items() if s == suite}
+def bars(heading: str, tables: dict[str, pd.DataFrame], variants: list[str]) -> str:
+    """Bars from 100 % to each variant's score, on one logarithmic scale for all environments, below a heading."""
+    shown = {v: t.set_index("env").to_dict("index") for v, t in tables.items()}
+    base = label(tables)
     envs = list(dict.fromkeys(env for rows in shown.values() for env in rows))
     low, high = span([row["score_pct_of_ppo"] for rows in shown.values() for row in rows.values()])
 
@@ -31,7 +33,7 @@ def bars(suite: str, by_key: dict[tuple[str, str], pd.DataFrame], variants: list
     rows = []
     for env in sorted(envs, key=order, reverse=True):
         tracks = "".join(_track(v, rows_of[env], variants, place) for v, rows_of in shown.items() if env in rows_of)
-        winner = html.escape(margin({v: rows_of[env] for v, rows_of in shown.items() if env in rows_of}))
+        winner = html.escape(margin({v: rows_of[env] for v, rows_of in shown.items() if env in rows_of}, base))
         line = f'<i class="one-hundred" style="left:{place(100):.2f}%"></i>'
         head = f'<div class="name">{name(env)}<small>{winner}</small></div>'
         many = " many" * (len(shown) > 4)
@@ -42,8 +44,7 @@ def bars(suite: str, by_key: dict[tuple[str, str], pd.DataFrame], variants: list
         for m in apart(marks(low, high), place, 6.0)
     )
     axis = f'<div class="bar-row" aria-hidden="true"><div></div><div class="axis">{axis}</div></div>'
-    several = len({s for s, _ in by_key}) > 1
-    head = f"<h3>{html.escape(text.suite_name(suite))}</h3>" if several else ""
+    head = f"<h3>{html.escape(heading)}</h3>" if heading else ""
     return f'{head}<div class="bars">{"".join(rows)}{axis}</div>'
 
 
@@ -71,7 +72,7 @@ def swatch(variant: str, variants: list[str]) -> str:
 
 
 def span(values: list[float]) -> tuple[float, float]:
-    """Ends of the scale in percent; it covers all positive scores, but goes no lower than a tenth of PPO's."""
+    """Ends of the scale in percent; it covers all positive scores, but goes no lower than a tenth of the baseline's."""
     positive = [max(v, 10.0) for v in values if v > 0 and math.isfinite(v)]
     return min([75.0, *(v / ROOM for v in positive)]), max([133.0, *(v * ROOM for v in positive)])
 
@@ -96,7 +97,8 @@ def _track(variant: str, row: Row, variants: list[str], place: Callable[[float],
     index, value = variants.index(variant), row["score_pct_of_ppo"]
     shown = html.escape(text.with_interval(row, "score_pct_of_ppo", places=1).shown)
     note = f" ({html.escape(row['note'])})" if row["note"] else ""
-    title = f'title="{html.escape(variant)}: {shown} % of PPO, {int(row["seeds"])} seeds{note}"'
+    share = html.escape(worded("% of PPO", [variant]))
+    title = f'title="{html.escape(variant)}: {shown} {share}, {int(row["seeds"])} seeds{note}"'
     if not math.isfinite(value):
         why = html.escape(row["note"] or "no score")
         return f'<div class="track" data-of="{index}" {title}><span class="note">{why}</span></div>'
@@ -115,11 +117,11 @@ def _track(variant: str, row: Row, variants: list[str], place: Callable[[float],
     return f'<div class="track" data-of="{index}" {title}>{bar}{whisker}{label}</div>'
 
 
-def margin(rows: Mapping[str, Row]) -> str:
-    """`sv-dynamic ahead by 4.2 points`: the lead of the best over the second best, PPO included."""
+def margin(rows: Mapping[str, Row], base: str) -> str:
+    """`sv-dynamic ahead by 4.2 points`: the lead of the best over the second best, the baseline included."""
     scores = {v: row["score_pct_of_ppo"] for v, row in rows.items() if math.isfinite(row["score_pct_of_ppo"])}
     if not scores:
         return "nothing to compare"
-    (best, first), (_, second), *_ = sorted({**scores, "PPO": 100.0}.items(), key=lambda item: -item[1])
+    (best, first), (_, second), *_ = sorted({**scores, base: 100.0}.items(), key=lambda item: -item[1])
     lead = number(first - second, places=1)
     return "level" if lead == "0.0" else f"{best} ahead by {lead} points"

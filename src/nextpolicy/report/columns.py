@@ -16,6 +16,7 @@ import numpy as np
 
 from nextpolicy.report import learning_speed, text
 from nextpolicy.report.aggregate import multiple_of_ppo
+from nextpolicy.report.baseline import pace_of
 from nextpolicy.report.statistic import (
     MULTIPLE,
     OF_PPO,
@@ -65,8 +66,8 @@ def _allowed(name: str, when: str, *, stable: bool) -> Statistic:
 
 
 def has_threshold(variant: str) -> bool:
-    """Whether a variant compares `diff` with a threshold; PPO and sv-static do not."""
-    return not variant.startswith(("ppo", "sv-static"))
+    """Whether a variant compares `diff` with a threshold; plain and static ones do not."""
+    return pace_of(variant) == "dynamic"
 
 
 def _diff(statistic: Callable[[np.ndarray], float | np.floating], least: int) -> Measure:

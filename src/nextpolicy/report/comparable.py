@@ -1,7 +1,8 @@
-"""Checks that runs can be compared: the same settings on each environment, and no seed twice.
+"""Checks that runs can be compared: the same settings for each algorithm and environment, and no seed twice.
 
 Environments in one suite may have different settings (`[environment."..."]` in the suite file), because variants are
-compared with PPO only on the same environment. The report lists the settings that differ.
+compared with their baseline only on the same environment. The report lists the settings that differ. Algorithms may
+have different settings too, because each is compared with its own baseline.
 """
 
 from __future__ import annotations
@@ -63,22 +64,22 @@ def differing_fields(run: Run, other: Run) -> list[str]:
     return [f for f in fields if run.settings.get(f, missing) != other.settings.get(f, missing)]
 
 
-def _environment(run: Run) -> str:
-    """The environment's id and options, without the folder name that `load_all` may append."""
-    return str([run.settings.get("env"), run.settings.get("env_options")])
+def _comparison(run: Run) -> str:
+    """The algorithm, the environment's id and its options, without the folder name that `load_all` may append."""
+    return str([run.algorithm, run.settings.get("env"), run.settings.get("env_options")])
 
 
 def mixed_fields(runs: Sequence[Run]) -> list[str]:
     """Settings that differ between runs of one environment; none unless mixing was allowed."""
     first: dict[str, Run] = {}
-    return sorted({f for run in runs for f in differing_fields(run, first.setdefault(_environment(run), run))})
+    return sorted({f for run in runs for f in differing_fields(run, first.setdefault(_comparison(run), run))})
 
 
 def varied_fields(runs: Sequence[Run]) -> list[str]:
-    """Settings that differ between environments of one suite: `total_env_steps (1000 on a; 2000 on b)`."""
-    by_suite: dict[str, dict[str, Run]] = {}
+    """Settings of one algorithm that differ between environments of one suite: `gamma (0.9 on a; 0.99 on b)`."""
+    by_suite: dict[tuple[str, str], dict[str, Run]] = {}
     for run in runs:
-        by_suite.setdefault(run.suite, {}).setdefault(_environment(run), run)
+        by_suite.setdefault((run.suite, run.algorithm), {}).setdefault(_comparison(run), run)
     said = []
     for suite in by_suite.values():
         one, *others = suite.values()
@@ -98,7 +99,7 @@ def _check_settings(runs: list[Run]) -> None:
     """Raise ReportError for the first setting that differs between runs of one environment."""
     first: dict[str, Run] = {}
     for run in runs:
-        other = first.setdefault(_environment(run), run)
+        other = first.setdefault(_comparison(run), run)
         for field in differing_fields(run, other):
             ours, theirs = (r.settings.get(field, "not recorded") for r in (run, other))
             raise ReportError(

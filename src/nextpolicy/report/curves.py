@@ -86,11 +86,12 @@ def thin(x: np.ndarray, y: np.ndarray, points: int, *, line: bool = True) -> Poi
 def series(runs: Sequence[Run], variants: Sequence[str], name: str) -> list[dict[str, Any]]:
     """Thinned curves of one panel on one environment: every member's, and each variant's mean over seeds (`m` is -1).
 
-    Runs that did not record the panel's metrics have none.
+    `p` is the number of steps per round. Runs that did not record the panel's metrics have none.
     """
     panel = PANELS[name]
     drawn: list[dict[str, Any]] = []
     by_variant: dict[str, list[pd.Series]] = {}
+    of = {m.variant: {"v": variants.index(m.variant), "p": run.steps_per_round} for run in runs for m in run.members}
     for run in runs:
         if not set(panel.reads) <= set(run.frame):
             continue
@@ -99,14 +100,14 @@ def series(runs: Sequence[Run], variants: Sequence[str], name: str) -> list[dict
             x, y = panel.values(frame)
             if len(x):
                 by_variant.setdefault(member.variant, []).append(pd.Series(y, index=x))
-                ident = {"v": variants.index(member.variant), "m": int(index), "s": member.seed}
-                drawn.append(ident | _numbers(*thin(x, y, panel.points, line=panel.is_line)))
+                points = _numbers(*thin(x, y, panel.points, line=panel.is_line))
+                drawn.append({**of[member.variant], "m": int(index), "s": member.seed, **points})
     if not panel.is_line:  # targets of different seeds end in different rounds: there is nothing to average
         return drawn
     for variant, curves in by_variant.items():
         mean = pd.concat(curves, axis=1).mean(axis=1).sort_index()
-        ident = {"v": variants.index(variant), "m": -1, "s": len(curves)}
-        drawn.append(ident | _numbers(*thin(mean.index.to_numpy(), mean.to_numpy(), panel.points)))
+        points = _numbers(*thin(mean.index.to_numpy(), mean.to_numpy(), panel.points))
+        drawn.append({**of[variant], "m": -1, "s": len(curves), **points})
     return drawn
 
 

@@ -1,4 +1,4 @@
-"""Figure: is a variant worse where PPO's policy is nearly deterministic, or where importance ratios waste the data?"""
+"""Figure: is a variant worse where the baseline is nearly deterministic, or where importance ratios waste the data?"""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
+from nextpolicy.report.baseline import worded
 from nextpolicy.report.drawing import colour_of, is_second, labelled, legend, literal, percent_scale, plain
 from nextpolicy.report.text import MISSING, suite_name
 
@@ -32,12 +33,12 @@ def figure(suite: str, tables: dict[str, pd.DataFrame], variants: list[str]) -> 
         ranks = [f"{variant} {_rank(points)}" for variant, points in found[name].items()]
         axes.set_title(literal(f"{suite_name(suite)}; rank correlation: {', '.join(ranks)}"), fontsize=8)
         axes.axhline(0, color="#bbbbbb", linewidth=0.8)
-        axes.set_xlabel(label, fontsize=8)
+        axes.set_xlabel(literal(worded(label, tables)), fontsize=8)
         axes.tick_params(labelsize=8)
         axes.margins(x=0.25)
         percent_scale(axes, "y", [y for points in found[name].values() for y in points["score"]])
         plain(axes, "both")
-    panels[0].set_ylabel("score, percentage points above PPO", fontsize=8)
+    panels[0].set_ylabel(literal(worded("score, percentage points above PPO", tables)), fontsize=8)
     legend(made, labelled(panels))
     return made
 

@@ -13,6 +13,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from nextpolicy.report import determinism
 from nextpolicy.report.bars import margin
+from nextpolicy.report.baseline import grouped, label, pace_of, worded
 from nextpolicy.report.bootstrap import LEVEL, resample
 from nextpolicy.report.columns import has_threshold
 from nextpolicy.report.drawing import (
@@ -42,19 +43,21 @@ def all_figures(runs: Sequence[Run], members: pd.DataFrame, tables: Tables) -> d
     found: dict[str, Figure] = {}
     for suite in dict.fromkeys(run.suite for run in runs):
         ours = [run for run in runs if run.suite == suite]
-        here = {v: t for (s, v), t in tables.items() if s == suite}
         figures: dict[str, Figure | None] = {"learning-curves": learning_curves(ours, variants)}
         figures["diff"] = diff_figure(ours, variants)
         figures["lifespan"] = lifespan_figure(ours, variants)
-        if here:
-            figures |= {"bars": bars(suite, here, variants), "scatter": scatter(suite, here, variants)}
-            figures["determinism"] = determinism.figure(suite, here, variants)
+        groups = {base: here for (of, base), here in grouped(tables).items() if of == suite}
+        for base, here in groups.items():
+            stem = f"{base}-" if len(groups) > 1 else ""
+            figures[f"{stem}bars"] = bars(suite, here, variants)
+            figures[f"{stem}scatter"] = scatter(suite, here, variants)
+            figures[f"{stem}determinism"] = determinism.figure(suite, here, variants)
         found |= {f"{suite}-{name}": figure for name, figure in figures.items() if figure is not None}
     return found
 
 
 def bars(suite: str, tables: dict[str, pd.DataFrame], variants: Sequence[str]) -> Figure:
-    """Score in percentage points above or below PPO, with 95 % intervals and the lead of the best variant."""
+    """Score in percentage points above or below the baseline, with 95 % intervals and the lead of the best variant."""
     rows = {v: t.set_index("env").to_dict("index") for v, t in tables.items()}
     envs = list(dict.fromkeys(env for r in rows.values() for env in r))
     best = lambda env: max((r[env]["score_pct_of_ppo"] for r in rows.values() if env in r), default=0.0)  # noqa: E731
@@ -79,10 +82,10 @@ def bars(suite: str, tables: dict[str, pd.DataFrame], variants: Sequence[str]) -
     axes.axvline(0, color="black", linewidth=1)
     axes.set_ylim(-0.6, len(envs) - 0.4)
     percent_scale(axes, "x", [v for t in tables.values() for v in t["score_pct_of_ppo"] - 100])
-    names = [f"{env}\n{margin({v: r[env] for v, r in rows.items() if env in r})}" for env in envs]
+    names = [f"{env}\n{margin({v: r[env] for v, r in rows.items() if env in r}, label(rows))}" for env in envs]
     axes.set_yticks(range(len(envs)), map(literal, names), fontsize=7)
     axes.tick_params(axis="x", labelsize=8)
-    axes.set_xlabel("score, percentage points above PPO's mean (95 % interval)", fontsize=8)
+    axes.set_xlabel(literal(worded("score, percentage points above PPO's mean (95 % interval)", rows)), fontsize=8)
     axes.set_title(suite_name(suite), fontsize=10)
     axes.tick_params(axis="y", length=0)
     legend(figure, labelled([axes]))
@@ -153,6 +156,11 @@ def _wide(
     return pd.concat(found, axis=1) if found else pd.DataFrame()
 
 
+def steps_of(runs: Sequence[Run], variant: str) -> int:
+    """Environment steps of a round of one variant; algorithms may differ."""
+    return next((r.steps_per_round for r in runs if any(m.variant == variant for m in r.members)), 1)
+
+
 def _returns(runs: Sequence[Run], variant: str) -> pd.DataFrame:
     return _wide(runs, variant, ["episode_return"], lambda f: f["episode_return"])
 
@@ -203,7 +211,7 @@ def learning_curves(runs: Sequence[Run], variants: Sequence[str]) -> Figure | No
 
     def draw(axes: Axes, own: list[Run]) -> None:
         for variant in variants:
-            band(axes, _returns(own, variant), variants, variant, own[0].steps_per_round)
+            band(axes, _returns(own, variant), variants, variant, steps_of(own, variant))
 
     grouped = _started(runs)
     return _figure(grouped, f"return: {STATISTIC}", draw, variants) if grouped else None
@@ -215,7 +223,7 @@ def diff_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | None:
 
     def draw(axes: Axes, own: list[Run]) -> None:
         for variant in chosen:
-            band(axes, _diffs(own, variant), variants, variant, own[0].steps_per_round)
+            band(axes, _diffs(own, variant), variants, variant, steps_of(own, variant))
         axes.axhline(1, color="black", linestyle="--", linewidth=0.8)
         axes.set_yscale("log")
 
@@ -225,18 +233,18 @@ def diff_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | None:
 
 def lifespan_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | None:
     """Return (solid, left), and how many rounds each target policy lived (dotted, right)."""
-    held = [v for v in variants if not v.startswith("ppo")]  # PPO's target always lives for one round
+    held = [v for v in variants if pace_of(v) != "plain"]  # a plain target always lives for one round
 
     def draw(axes: Axes, own: list[Run]) -> None:
         right = axes.twinx()
         right.tick_params(labelsize=7)
         right.yaxis.set_major_locator(MaxNLocator(4, integer=True))
         for variant in held:
-            band(axes, _returns(own, variant), variants, variant, own[0].steps_per_round)
+            band(axes, _returns(own, variant), variants, variant, steps_of(own, variant))
             lived = _lifespans(own, variant)
             if not lived.empty:
                 lived = lived.iloc[:: max(1, len(lived) // POINTS)]
-                x = (lived.index.to_numpy() + 1) * own[0].steps_per_round
+                x = (lived.index.to_numpy() + 1) * steps_of(own, variant)
                 right.plot(x, lived.mean(axis=1), ":", color=colour_of(variant, variants), linewidth=1)
         right.set_ylim(0, max(right.get_ylim()[1], 2))
         right.spines[["top", "left", "bottom"]].set_visible(False)
@@ -247,7 +255,7 @@ def lifespan_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | No
 
 
 def scatter(suite: str, tables: dict[str, pd.DataFrame], variants: Sequence[str]) -> Figure:
-    """Score against the size of target updates, both relative to PPO; points of one environment are joined."""
+    """Score against the size of target updates, both relative to the baseline; points of one environment are joined."""
     figure = Figure(figsize=(7, 5), layout="constrained")
     axes = figure.add_subplot()
     joined: dict[str, list[tuple[float, float]]] = {}
@@ -262,14 +270,14 @@ def scatter(suite: str, tables: dict[str, pd.DataFrame], variants: Sequence[str]
         axes.plot(*zip(*points), color="#999999", linewidth=0.8, zorder=2)
         short = literal(env.partition("/")[2] or env)
         axes.annotate(short, points[0], fontsize=6, xytext=(4, 3), textcoords="offset points")
-    axes.scatter([0], [0], marker="+", s=90, color="black", label="PPO", zorder=4)
+    axes.scatter([0], [0], marker="+", s=90, color="black", label=label(tables), zorder=4)
     axes.axhline(0, color="#bbbbbb", linewidth=0.8)
     axes.axvline(0, color="#bbbbbb", linewidth=0.8)
     percent_scale(axes, "y", [v for t in tables.values() for v in t["score_pct_of_ppo"] - 100])
     axes.margins(x=0.15)
     axes.tick_params(labelsize=8)
-    axes.set_xlabel("log10 of KL(target before, after) in multiples of PPO's", fontsize=8)
-    axes.set_ylabel("score, percentage points above PPO", fontsize=8)
+    axes.set_xlabel(literal(worded("log10 of KL(target before, after) in multiples of PPO's", tables)), fontsize=8)
+    axes.set_ylabel(literal(worded("score, percentage points above PPO", tables)), fontsize=8)
     seeds = [int(n) for t in tables.values() for n in t.loc[t["score_pct_of_ppo"].notna(), "seeds"]]
     axes.set_title(f"{suite_name(suite)} (at least {min(seeds, default=0)} seeds each)", fontsize=10)
     legend(figure, labelled([axes]))

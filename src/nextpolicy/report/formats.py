@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from nextpolicy.report.baseline import worded
 from nextpolicy.report.layout import cells, explanations
 from nextpolicy.report.statistic import Column
 
@@ -30,7 +31,8 @@ def legend(title: str, columns: Sequence[Column]) -> str:
 
 def csv(table: pd.DataFrame) -> str:
     """All columns and digits; text that a spreadsheet would run as a formula gets an apostrophe before it."""
-    return table.map(_no_formula).to_csv(index=False)
+    named = table.rename(columns=lambda name: worded(name, table["variant"]))
+    return named.map(_no_formula).to_csv(index=False)
 
 
 def _no_formula(value: object) -> object:

@@ -12,6 +12,7 @@ import pandas as pd
 from nextpolicy._version import __version__
 from nextpolicy.report import bars, curves, embed, layout, palette, summary, text
 from nextpolicy.report.bars import name, swatch, variant_name
+from nextpolicy.report.baseline import grouped, label_of, pace_of, worded
 from nextpolicy.report.runs import Run, by_environment
 from nextpolicy.report.statistic import Column
 from nextpolicy.report.tables import Comparison
@@ -61,10 +62,12 @@ def page(comparison: Comparison, title: str = "", *, watch: str = "", problem: s
     variants = list(dict.fromkeys(members["variant"]))
     environments = by_environment(comparison.runs)
     parts = {key: part for key, part in _parts(comparison, variants, environments).items() if part}
-    words = {key: heading for key, heading in _SECTIONS if key in parts}
+    compared = [variant for _, variant in comparison.environments]
+    words = {key: html.escape(worded(heading, compared)) for key, heading in _SECTIONS if key in parts}
+    about = {key: html.escape(worded(_EXPLAINED[key], compared), quote=False) for key in words}
     controls = [_controls(variants), *[""] * len(words)]  # below the first section
     sections = "".join(
-        f'<section id="{key}"><h2>{heading}</h2><p class="about">{_EXPLAINED[key]}</p>{parts[key]}</section>\n{below}'
+        f'<section id="{key}"><h2>{heading}</h2><p class="about">{about[key]}</p>{parts[key]}</section>\n{below}'
         for (key, heading), below in zip(words.items(), controls)
     )
     nav = "".join(f'<a href="#{key}">{heading}</a>' for key, heading in words.items())
@@ -79,13 +82,13 @@ def page(comparison: Comparison, title: str = "", *, watch: str = "", problem: s
 
 
 def _parts(comparison: Comparison, variants: list[str], environments: dict[str, list[Run]]) -> dict[str, str]:
-    """Contents of each section; those that compare with PPO are empty without one."""
+    """Contents of each section; those that compare with a baseline are empty without one."""
     by_key, totals, scores = comparison.environments, comparison.totals, comparison.scores
     several = len({suite for suite, _ in by_key}) > 1
-    gate = [panel for panel in ("diff", "lifespan", "updates") if not all(v.startswith("ppo") for v in variants)]
+    gate = [panel for panel in ("diff", "lifespan", "updates") if any(pace_of(v) != "plain" for v in variants)]
     return {
         "aggregate": _explained_tables([("", totals)], layout.aggregate_columns, variants) if len(totals) else "",
-        "bars": "".join(bars.bars(suite, by_key, variants) for suite in dict.fromkeys(s for s, _ in by_key)),
+        "bars": _bars(comparison, variants),
         "environments": _explained_tables(
             [(_heading(suite if several else "", v, variants), table) for (suite, v), table in by_key.items()],
             layout.environment_columns,
@@ -96,6 +99,17 @@ def _parts(comparison: Comparison, variants: list[str], environments: dict[str, 
         "gate": _cards(environments, gate) if gate else "",
         "runs": "".join(map(_run, comparison.runs)),
     }
+
+
+def _bars(comparison: Comparison, variants: list[str]) -> str:
+    """A chart for each suite and baseline, named by what tells it from the others."""
+    groups = grouped(comparison.environments)
+    suites, bases = ({key[i] for key in groups} for i in range(2))
+    charts = []
+    for (suite, base), tables in groups.items():
+        names = [text.suite_name(suite)] * (len(suites) > 1) + [f"in percent of {label_of(base)}"] * (len(bases) > 1)
+        charts.append(bars.bars(", ".join(names), tables, variants))
+    return "".join(charts)
 
 
 def _summary(comparison: Comparison) -> str:
@@ -129,8 +143,7 @@ def _data(environments: dict[str, list[Run]], variants: list[str], watch: str) -
     panels = {name: {"label": panel.label, **panel.options} for name, panel in curves.PANELS.items()}
     drawn = [
         {
-            "rounds": max(run.rounds for run in runs),
-            "steps_per_round": runs[0].steps_per_round,
+            "steps": max(run.total_steps for run in runs),
             "panels": {panel: curves.series(runs, variants, panel) for panel in curves.PANELS},
         }
         for runs in environments.values()

@@ -9,7 +9,7 @@ from functools import partial
 
 import pandas as pd
 
-from nextpolicy.report import columns, text
+from nextpolicy.report import baseline, columns, text
 from nextpolicy.report.statistic import PERCENTAGE, Column
 from nextpolicy.report.text import MISSING, Cell, Row
 
@@ -60,7 +60,8 @@ def _seeds(row: Row, name: str) -> Cell:
     """`8`, `7 of 8` or `7 of 8; PPO 8`"""
     ours = _share(row)
     ppo = _share(row, "ppo_") if "ppo_seeds" in row else ours
-    return Cell(ours if ours == ppo else f"{ours}; PPO {ppo}", float(row["seeds"]))
+    base = baseline.label([row["variant"]])
+    return Cell(ours if ours == ppo else f"{ours}; {base} {ppo}", float(row["seeds"]))
 
 
 def _range(row: Row, ends: tuple[str, str], form: str) -> Cell:
@@ -108,7 +109,7 @@ _AGGREGATE = (
 
 
 def environment_columns(table: pd.DataFrame) -> list[Column]:
-    """Columns of a table against PPO."""
+    """Columns of a table against the baseline."""
     score, *others = (column for statistic in columns.STATISTICS for column in statistic.view_columns())
     paper = (column for each in PAPER_NUMBERS for column in each.columns())
     first = replace(score, always=True)
@@ -129,8 +130,10 @@ def aggregate_columns(table: pd.DataFrame) -> list[Column]:
 
 
 def _with_content(table: pd.DataFrame, chosen: Sequence[Column]) -> list[Column]:
-    rows = table.to_dict("records")
-    return [c for c in chosen if c.always or any(c.cell(row).shown not in (MISSING, "") for row in rows)]
+    rows, variants = table.to_dict("records"), list(table["variant"])
+    return [
+        c.against(variants) for c in chosen if c.always or any(c.cell(row).shown not in (MISSING, "") for row in rows)
+    ]
 
 
 def cells(table: pd.DataFrame, chosen: Sequence[Column]) -> list[list[Cell]]:

@@ -10,6 +10,7 @@ import pandas as pd
 
 from nextpolicy.config import Member
 from nextpolicy.report import columns, learning_speed
+from nextpolicy.report.baseline import is_baseline
 from nextpolicy.report.runs import Run
 from nextpolicy.report.statistic import Rows
 from nextpolicy.runfiles import late_rows
@@ -33,11 +34,11 @@ def member_table(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def _goal(run: Run, by_member: dict[int, pd.DataFrame]) -> float:
-    """The return that counts as nearly PPO's score; NaN for an unfinished run or a copy, which has its statistics."""
+    """The return that counts as nearly the baseline's score; NaN for an unfinished run, or a copy, which has it."""
     if run.state != "finished" or run.statistics is not None or not {"episode_return", "episodes"} <= set(run.frame):
         return math.nan
-    ppo = [by_member[i] for i, member in enumerate(run.members) if member.algo == "ppo" and i in by_member]
-    return learning_speed.goal(by_member.values(), [late_rows(frame, run.total_steps) for frame in ppo])
+    base = [by_member[i] for i, member in enumerate(run.members) if is_baseline(member.algo) and i in by_member]
+    return learning_speed.goal(by_member.values(), [late_rows(frame, run.total_steps) for frame in base])
 
 
 def _standing(

@@ -1,15 +1,20 @@
 """Colours of the variants and of the pages, in figures, the report and the studies.
 
-A variant has the same colour everywhere, whatever else is drawn: PPO grey, sv-static orange, sv-dynamic blue.
+A variant has the same colour everywhere, whatever else is drawn: plain ones (PPO, SAC) grey, static ones orange,
+dynamic ones blue. If there are two algorithms, the second has the same colours in dashed lines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nextpolicy.config import siblings
+from nextpolicy.report.baseline import algorithm_of, pace_of
+
 COLOURS = ("#5a636e", "#c2410c", "#0f62ce", "#15803d", "#9333ea", "#b45309", "#0e7490", "#be185d")
 DARK = ("#a3abb6", "#fb923c", "#6ea8fe", "#4ade80", "#c084fc", "#fbbf24", "#22d3ee", "#f472b6")  # on a dark page
 FIXED = ("ppo", "sv-static", "sv-dynamic")  # always have the first colours
+_PACES = ("plain", "static", "dynamic")  # of these colours
 PAGE = {
     "ink": ("#1d2126", "#e8eaed"),
     "soft-ink": ("#5a636e", "#a3abb6"),
@@ -23,10 +28,16 @@ PAGE = {
 
 
 def slot(variant: str, variants: Sequence[str]) -> int:
-    """The variant's place in the palette; the fixed ones first, then the others in order."""
-    if variant in FIXED:
-        return FIXED.index(variant)
-    return len(FIXED) + [v for v in variants if v not in FIXED].index(variant)
+    """The variant's place in the palette: fixed by its pace, or after these, in order, if it is swept."""
+    if not _is_fixed(variant):
+        return len(FIXED) + [v for v in variants if not _is_fixed(v)].index(variant)
+    algorithms = sorted({algorithm_of(v) for v in variants})
+    return _PACES.index(pace_of(variant)) + len(COLOURS) * algorithms.index(algorithm_of(variant))
+
+
+def _is_fixed(variant: str) -> bool:
+    """Whether a variant is the first of its algorithm with its pace, and not swept."""
+    return "[" not in variant and variant == next(v for v in siblings(variant) if pace_of(v) == pace_of(variant))
 
 
 def is_second(place: int) -> bool:

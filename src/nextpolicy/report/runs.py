@@ -20,6 +20,7 @@ from nextpolicy._version import __version__
 from nextpolicy.config import MAX_MEMBERS, ConfigError, Member, TrainConfig, shown, whole
 from nextpolicy.config.presets import preset_for
 from nextpolicy.report import columns
+from nextpolicy.report.baseline import algorithm_of
 
 DEPTH = 3  # levels below a given folder that are searched for runs
 KEYS = ("round", "env_steps", "member", "seed", "variant")
@@ -50,6 +51,11 @@ class Run:
     frame: pd.DataFrame  # the metrics that the report reads, as far as the run recorded them
     evaluation: dict[int, float]  # member -> mean return of its target policy
     statistics: pd.DataFrame | None = None  # `columns.STATISTICS` of each member, if this is a small copy of a run
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm that all members share."""
+        return algorithm_of(self.members[0].algo)
 
     @property
     def steps_per_round(self) -> int:

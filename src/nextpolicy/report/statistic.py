@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from nextpolicy.report.aggregate import multiple_of_ppo, percent_of_ppo
+from nextpolicy.report.baseline import worded
 from nextpolicy.report.text import Cell, Row, with_interval
 
 Form = Callable[[Row, str], Cell]  # (row, column name) -> cell
@@ -32,6 +33,10 @@ class Column:
     in_print: bool = True  # LaTeX and the printed page have no room for the others
     always: bool = False  # shown even if all its cells are empty
 
+    def against(self, variants: Sequence[str]) -> Column:
+        """The same in the words of these variants' baseline."""
+        return replace(self, heading=worded(self.heading, variants), about=worded(self.about, variants))
+
     def cell(self, row: Row) -> Cell:
         return self.form(row, self.name)
 
@@ -44,7 +49,7 @@ class Rows:
     late: pd.DataFrame  # rounds in the last 10 % of its steps
     algo: str
     target_return: float  # from evaluation.json; NaN without one
-    goal: float = math.nan  # return that `learning_speed.steps_to_goal` waits for; NaN without PPO in the run
+    goal: float = math.nan  # return that `learning_speed.steps_to_goal` waits for; NaN without a baseline in the run
 
 
 class Measure(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from nextpolicy.report.baseline import baseline_of, is_baseline, label, label_of
 from nextpolicy.report.tables import Comparison
 from nextpolicy.report.text import Row, count, number, suite_name, with_interval
 
@@ -13,15 +14,17 @@ MOST = 2  # at most this many variants or scores per sentence; the tables list t
 def title(members: pd.DataFrame) -> str:
     """What is compared, or what was run."""
     variants, envs = (list(dict.fromkeys(members[name])) for name in ("variant", "env"))
-    plain = [v.startswith("ppo") for v in variants]
-    if any(plain) and not all(plain):
-        return "Stable-Value PPO against PPO"
+    others = {baseline_of(v) for v in variants if not is_baseline(v)}
+    compared = dict.fromkeys(baseline_of(v) for v in variants if is_baseline(v) and baseline_of(v) in others)
+    if compared:
+        names = " and ".join(map(label_of, compared))
+        return f"Stable-Value {names} against {names}"
     who = variants[0] if len(variants) == 1 else count(len(variants), "variant")
     return f"{who} on {envs[0] if len(envs) == 1 else count(len(envs), 'environment')}"
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """A few sentences: the runs, their scores (as a percentage of PPO's, if possible), and what the gate did."""
+    """A few sentences: the runs, their scores (in percent of the baseline's, if possible), and what the gate did."""
     members, totals = comparison.members, comparison.totals
     finished = sum(run.state == "finished" for run in comparison.runs)
     first = (
@@ -31,7 +34,7 @@ def sentences(comparison: Comparison) -> list[str]:
     )
     shown = headlines(totals)[:MOST]
     if shown:
-        return [first, *_against_ppo(shown, comparison)]
+        return [first, *_against_baseline(shown, comparison)]
     scored = scored_rows(comparison.scores)
     if scored:
         return [first, *_in_returns(scored, members)]
@@ -40,20 +43,21 @@ def sentences(comparison: Comparison) -> list[str]:
     return [first, "No member has a score; the table says why."]
 
 
-def _against_ppo(shown: list[Row], comparison: Comparison) -> list[str]:
+def _against_baseline(shown: list[Row], comparison: Comparison) -> list[str]:
     suite, totals = shown[0]["suite"], comparison.totals
     scores, gate = [], []
     for row in shown:
         table = comparison.environments[suite, row["variant"]]
         better, worse = wins(table)
+        base = label([row["variant"]])
         scores.append(
-            f"{row['variant']} has a median of {with_interval(row, 'median_pct_ppo', 1).shown} % of PPO's score, "
+            f"{row['variant']} has a median of {with_interval(row, 'median_pct_ppo', 1).shown} % of {base}'s score, "
             f"better on {better} and worse on {worse} of {count(int(row['environments']), 'environment')} at p < 0.1"
             + _speed(table, comparison.members)
         )
         gate.append(
             f"{row['variant']} updated its target in {number(table['updates_pct_of_ppo'].median(), places=1)} % of "
-            f"rounds, on average by {number(row['kl_target_x_ppo'])} × the KL of a PPO update"
+            f"rounds, on average by {number(row['kl_target_x_ppo'])} × the KL of a {base} update"
         )
     rest = _more(len(_comparable(totals)) - len(shown), "comparison")
     where = f"On {suite_name(suite)}, " if totals["suite"].nunique() > 1 else ""
@@ -61,13 +65,14 @@ def _against_ppo(shown: list[Row], comparison: Comparison) -> list[str]:
 
 
 def _speed(table: pd.DataFrame, members: pd.DataFrame) -> str:
-    """How fast a variant learned, in a clause; empty without PPO in the same runs."""
+    """How fast a variant learned, in a clause; empty without its baseline in the same runs."""
+    base = label(table["variant"])
     ours = members[members["variant"].isin(table["variant"]) & members["steps_to_goal"].notna()]
     if not len(ours):
         return ""
     if (ours["steps_to_goal"] >= ours["env_steps"]).mean() > 0.5:
-        return ", and mostly does not reach 90 % of PPO's gain"
-    return f", and needs {number(table['steps_to_goal_x_ppo'].median())} × PPO's steps to 90 % of PPO's gain"
+        return f", and mostly does not reach 90 % of {base}'s gain"
+    return f", and needs {number(table['steps_to_goal_x_ppo'].median())} × {base}'s steps to 90 % of {base}'s gain"
 
 
 def _in_returns(scored: list[Row], members: pd.DataFrame) -> list[str]:
@@ -80,8 +85,9 @@ def _in_returns(scored: list[Row], members: pd.DataFrame) -> list[str]:
             f"in {number(row['updates_pct'], places=1)} % of rounds"
         )
     rest = _more(len(scored) - MOST, "score")
-    has_ppo = any(v.startswith("ppo") for v in members["variant"])
-    why = "" if has_ppo else " There is no PPO run to compare with."
+    present = {baseline_of(v) for v in members["variant"] if is_baseline(v)}
+    absent = [label_of(b) for b in dict.fromkeys(map(baseline_of, members["variant"])) if b and b not in present]
+    why = f" There is no {' or '.join(absent)} run to compare with." if absent else ""
     return ["; ".join(scores) + rest + "." + why, "; ".join(gate) + "."]
 
 
@@ -109,7 +115,7 @@ def headlines(totals: pd.DataFrame) -> list[Row]:
 
 
 def wins(table: pd.DataFrame) -> tuple[int, int]:
-    """On how many environments a variant is significantly better than PPO, and on how many it is worse."""
+    """On how many environments a variant is significantly better than its baseline, and on how many it is worse."""
     sides = (table["score_pct_of_ppo"] > 100, table["score_pct_of_ppo"] < 100)
     better, worse = (int((table["significant"] & side).sum()) for side in sides)
     return better, worse

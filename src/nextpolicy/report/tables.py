@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from nextpolicy.report import aggregate, bootstrap, columns
+from nextpolicy.report import aggregate, baseline, bootstrap, columns
 from nextpolicy.report.aggregate import AggregateRow
 from nextpolicy.report.bootstrap import REPS, bounds, resample
 from nextpolicy.report.comparable import mixed_fields, varied_fields
@@ -26,15 +26,14 @@ _PAPER_VARIANTS = {"sv-static": "static", "sv-dynamic": "dynamic"}
 
 
 def baseline_of(variant: str, variants: Sequence[str]) -> str | None:
-    """The variant to compare with: PPO at the same swept values, else plain PPO; None if there is neither."""
-    swept = re.search(r"\[.*\]$", variant)
-    wanted = [f"ppo{swept[0]}"] if swept else []
-    return next((name for name in [*wanted, "ppo"] if name in variants), None)
+    """The variant to compare with: the baseline at the same swept values, else unswept; None if there is neither."""
+    base, swept = baseline.baseline_of(variant), variant.removeprefix(baseline.algo_of(variant))
+    return next((name for name in (base + swept, base) if name in variants), None)
 
 
 def variants_of(members: pd.DataFrame) -> list[str]:
-    """All variants except PPO, in the order of the runs."""
-    return [v for v in dict.fromkeys(members["variant"]) if not v.startswith("ppo")]
+    """All variants except baselines, in the order of the runs."""
+    return [v for v in dict.fromkeys(members["variant"]) if not baseline.is_baseline(v)]
 
 
 def environment_table(members: pd.DataFrame, variant: str) -> pd.DataFrame:
@@ -70,19 +69,20 @@ def _environment_row(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, Any]
         scores = {"": {"ours": scored["score"].to_numpy(), "ppo": base["score"].to_numpy()}}
         row |= aggregate.percent_table(scores, "ours").drop(columns="env").iloc[0].to_dict()
         if np.isnan(row["score_pct_of_ppo"]):
-            row["note"] = "; ".join(filter(None, [row["note"], "PPO's mean score is 0, which has no percentage"]))
+            why = baseline.worded("PPO's mean score is 0, which has no percentage", ours["variant"])
+            row["note"] = "; ".join(filter(None, [row["note"], why]))
     return row
 
 
 def scores_table(members: pd.DataFrame) -> pd.DataFrame:
-    """One row per environment and variant, PPO included: means over seeds."""
+    """One row per environment and variant, baselines included: means over seeds."""
     rows = []
     for (env, variant), ours in members.groupby(["env", "variant"], sort=False):
         scored = ours[ours["score"].notna()]
         row: dict[str, Any] = {"suite": ours["suite"].iloc[0], "env": env, "variant": variant}
         row |= {"seeds": len(scored), "seeds_planned": len(ours), "note": note_of(ours)}
         row |= {"score_std": scored["score"].std()}
-        side = int(str(variant).startswith("ppo"))  # the same resamples, so the same intervals, as against PPO
+        side = int(baseline.is_baseline(str(variant)))  # the same resamples, so the same intervals, as in comparisons
         for statistic in columns.STATISTICS:
             row[statistic.name] = scored[statistic.name].mean()
             draws = _resampled_means(scored[statistic.name].to_numpy(np.float64), [SEED, side])
@@ -101,11 +101,12 @@ def _ends(name: str, interval: tuple[float, float]) -> dict[str, float]:
 
 
 def note_of(ours: pd.DataFrame, theirs: pd.DataFrame | None = None) -> str:
-    """Which members have no score, and why; empty if all have one. `theirs` are PPO's members."""
+    """Which members have no score, and why; empty if all have one. `theirs` are the baseline's."""
+    base = baseline.label(ours["variant"])
     if theirs is not None and not len(theirs):
-        return "no PPO run to compare with"
+        return f"no {base} run to compare with"
     notes: dict[str, list[str]] = {}
-    for who, frame in (("", ours), ("PPO's ", ours[:0] if theirs is None else theirs)):
+    for who, frame in (("", ours), (f"{base}'s ", ours[:0] if theirs is None else theirs)):
         lost = frame[frame["score"].isna()]
         for (state, reason), group in lost.groupby(["state", "reason"], sort=False):
             plural = "s" * (len(group) > 1)
@@ -168,7 +169,9 @@ def _aggregate_intervals(members: pd.DataFrame, variant: str, envs: list[str]) -
 
 
 def with_paper(table: pd.DataFrame, suite: str, variant: str) -> pd.DataFrame:
-    """The environment table with the paper's numbers and our differences from them."""
+    """The environment table with the paper's numbers and our differences from them; as it is unless it is of PPO."""
+    if baseline.baseline_of(variant) != "ppo":
+        return table
     paper = aggregate.paper_tables().get(f"{suite}_{_PAPER_VARIANTS.get(variant, '')}", pd.DataFrame({"env": []}))
     plain = [re.sub(r"\[.*|\s\(.*", "", env) for env in table["env"]]  # without options and folder name
     names = [re.sub(r"-v\d+$", "", env.rpartition("/")[2]).lower() for env in plain]
@@ -186,7 +189,7 @@ class Comparison(NamedTuple):
     runs: Sequence[Run]
     members: pd.DataFrame  # one row per member
     scores: pd.DataFrame  # one row per environment and variant, in returns
-    environments: dict[tuple[str, str], pd.DataFrame]  # (suite, variant) -> one row per environment, against PPO
+    environments: dict[tuple[str, str], pd.DataFrame]  # (suite, variant) -> one row per environment, in percent
     totals: pd.DataFrame  # one row per suite and variant, and the paper's
     mixed: Sequence[str]  # settings that differ between runs of one environment, if that was allowed
     varied: Sequence[str]  # settings that differ between environments of one suite, and how
@@ -201,7 +204,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
 
 
 def all_tables(members: pd.DataFrame) -> tuple[dict[tuple[str, str], pd.DataFrame], pd.DataFrame]:
-    """Environment tables by (suite, variant), for variants with a PPO to compare with, and the aggregate table."""
+    """Environment tables by (suite, variant), for variants with a baseline to compare with, and the aggregate table."""
     tables = {}
     for suite, group in members.groupby("suite", sort=False):
         for variant in variants_of(group):

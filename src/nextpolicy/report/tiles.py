@@ -6,17 +6,18 @@ import html
 
 from nextpolicy.report import palette, summary, text
 from nextpolicy.report.bars import colour, name, variant_name
+from nextpolicy.report.baseline import label
 from nextpolicy.report.tables import Comparison
 from nextpolicy.report.text import Row, number
 
-MOST = 8  # tiles with scores, if nothing can be compared with PPO
+MOST = 8  # tiles with scores, if nothing can be compared
 
 
 def tiles(comparison: Comparison, variants: list[str]) -> str:
-    """Medians in percent of PPO, if there are any; else scores, and for a single score its details."""
+    """Medians in percent of the baseline, if there are any; else scores, and for a single score its details."""
     against = summary.headlines(comparison.totals)
     if against:
-        return "".join(_against_ppo(row, comparison, variants) for row in against)
+        return "".join(_against_baseline(row, comparison, variants) for row in against)
     scored = summary.scored_rows(comparison.scores)
     if len(scored) == 1:
         return _one(scored[0], variants)
@@ -33,7 +34,7 @@ def _tile(variant: str, variants: list[str], head: str, figure: str, about: str,
     )
 
 
-def _against_ppo(row: Row, comparison: Comparison, variants: list[str]) -> str:
+def _against_baseline(row: Row, comparison: Comparison, variants: list[str]) -> str:
     """A variant's median with its interval, and on how many environments it was better and worse."""
     suites = {suite for suite, _ in comparison.environments}
     better, worse = summary.wins(comparison.environments[row["suite"], row["variant"]])
@@ -44,7 +45,7 @@ def _against_ppo(row: Row, comparison: Comparison, variants: list[str]) -> str:
         variants,
         variant_name(row["variant"]),
         f"{number(row['median_pct_ppo'], places=1)} %",
-        f"of PPO's score, median {_interval(row, 'median_pct_ppo', 1)}",
+        f"of {html.escape(label([row['variant']]))}'s score, median {_interval(row, 'median_pct_ppo', 1)}",
         f"better on {better}, worse on {worse} of {html.escape(where)} at p &lt; 0.1",
     )
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from nextpolicy.report import formats, html, layout, text
+from nextpolicy.report.baseline import worded
 from nextpolicy.report.comparable import load_all
 from nextpolicy.report.files import check_own, write_own
 from nextpolicy.report.runs import ReportError
 from nextpolicy.report.statistic import Column
 from nextpolicy.report.tables import Comparison, compare
+
+_UNIT = "in percent or multiples of PPO"
 
 
 def write_report(
@@ -65,13 +70,13 @@ def _tables(comparison: Comparison) -> dict[str, str]:
         f"{suite}-{variant}": (
             table,
             layout.environment_columns(table),
-            f"{variant} on {text.suite_name(suite)}, in percent or multiples of PPO",
+            f"{variant} on {text.suite_name(suite)}, {worded(_UNIT, [variant])}",
         )
         for (suite, variant), table in comparison.environments.items()
     }
     named["scores"] = scores, layout.scores_columns(scores), "Returns of each variant"
     if len(totals):
-        about = "All environments, in percent or multiples of PPO"
+        about = f"All environments, {worded(_UNIT, totals['variant'])}"
         named["aggregate"] = totals, layout.aggregate_columns(totals), about
     files = {"members.csv": formats.csv(comparison.members)}
     for name, (table, columns, caption) in named.items():
@@ -79,14 +84,15 @@ def _tables(comparison: Comparison) -> dict[str, str]:
         files[f"{stem}.csv"] = formats.csv(table)
         files[f"{stem}.md"] = formats.markdown(table, columns)
         files[f"{stem}.tex"] = formats.latex(table, columns, caption)
-    files["columns.md"] = _legends({name: columns for name, (_, columns, _) in named.items()})
+    files["columns.md"] = _legends(named)
     return files
 
 
-def _legends(columns: dict[str, list[Column]]) -> str:
+def _legends(named: dict[str, tuple[pd.DataFrame, list[Column], str]]) -> str:
     """What the columns mean, once for each kind of table."""
     titles = {"scores": "Returns", "aggregate": "All environments"}
     by_title: dict[str, list[Column]] = {}
-    for name, shown in columns.items():
-        by_title.setdefault(titles.get(name, "Each environment, against PPO"), []).extend(shown)
+    for name, (table, shown, _) in named.items():
+        title = titles.get(name) or worded("Each environment, against PPO", table["variant"])
+        by_title.setdefault(title, []).extend(shown)
     return "\n".join(formats.legend(title, shown) for title, shown in by_title.items())

@@ -8,6 +8,7 @@ const NAMED = { width: 290, curves: 4, letters: 16 }; // curves are named at the
 const COLOURS = 8;
 const colour = (variant) => `--c: var(--c${data.slots[variant] % COLOURS})`;
 const dashes = (variant) => (data.slots[variant] < COLOURS ? "none" : "5 3"); // a colour's second use
+const stepsAt = (series, point) => (series.x[point] + 1) * series.p; // at the end of the round
 
 function short(value) {
   const size = Math.abs(value);
@@ -107,9 +108,9 @@ class Chart {
       low -= room; high += room;
     }
     this.low = low; this.high = high;
-    const rounds = this.environment.rounds, f = log ? Math.log : (y) => y;
+    const total = this.environment.steps, f = log ? Math.log : (y) => y;
     const inner = { width: width - MARGIN.left - this.right, height: height - MARGIN.top - MARGIN.bottom };
-    this.x = (round) => MARGIN.left + ((round + 1) / rounds) * inner.width; // steps at the end of the round
+    this.x = (steps) => MARGIN.left + (steps / total) * inner.width;
     this.y = (value) => MARGIN.top + (1 - (f(value) - f(low)) / (f(high) - f(low))) * inner.height;
   }
 
@@ -120,9 +121,8 @@ class Chart {
       svg("line", { x1: MARGIN.left, x2: right, y1: y, y2: y, class: "grid-line" }, this.root);
       svg("text", { x: MARGIN.left - 5, y: y + 4, "text-anchor": "end" }, this.root, short(value));
     }
-    const per = this.environment.steps_per_round;
-    for (const steps of ticks(0, this.environment.rounds * per, 4, false)) {
-      svg("text", { x: this.x(steps / per - 1), y: bottom + 14, "text-anchor": "middle", class: "x-tick" }, this.root, short(steps));
+    for (const steps of ticks(0, this.environment.steps, 4, false)) {
+      svg("text", { x: this.x(steps), y: bottom + 14, "text-anchor": "middle", class: "x-tick" }, this.root, short(steps));
     }
     svg("text", { x: (MARGIN.left + right) / 2, y: height - 2, "text-anchor": "middle" }, this.root, "environment steps");
     svg("text", { x: 2, y: 11, class: "y-label" }, this.root, this.panel.label);
@@ -143,7 +143,7 @@ class Chart {
   }
 
   line(s) {
-    const at = s.x.map((round, i) => `${this.x(round).toFixed(1)},${this.y(s.y[i]).toFixed(1)}`);
+    const at = s.x.map((_, i) => `${this.x(stepsAt(s, i)).toFixed(1)},${this.y(s.y[i]).toFixed(1)}`);
     const single = s.m >= 0; // faint if there are many, so that the mean stays visible
     if (this.panel.dots) return svg("path", { d: `M${at.join("h0M")}h0`, class: "dots", style: colour(s.v) }, this.root);
     const points = at.join(" ");
@@ -160,7 +160,7 @@ class Chart {
     let best = null, nearest = 40 * 40; // pixels
     this.visible.forEach((s, series) => {
       for (let point = 0; point < s.x.length; point++) {
-        const distance = (this.x(s.x[point]) - x) ** 2 + (this.y(s.y[point]) - y) ** 2;
+        const distance = (this.x(stepsAt(s, point)) - x) ** 2 + (this.y(s.y[point]) - y) ** 2;
         if (distance < nearest) { nearest = distance; best = { series, point }; }
       }
     });
@@ -175,11 +175,11 @@ class Chart {
     if (!many || !(along || across)) return;
     event.preventDefault();
     if (!at) return this.select({ series: many - 1, point: this.visible[many - 1].x.length - 1 });
-    const series = (at.series + across + many) % many, points = this.visible[series].x;
-    let point = Math.min(Math.max(at.point + along, 0), points.length - 1);
-    if (across) { // stay at the round
-      const round = this.visible[at.series].x[at.point];
-      point = points.reduce((best, x, i) => (Math.abs(x - round) < Math.abs(points[best] - round) ? i : best), 0);
+    const series = (at.series + across + many) % many, next = this.visible[series];
+    let point = Math.min(Math.max(at.point + along, 0), next.x.length - 1);
+    if (across) { // stay at the same number of steps
+      const steps = stepsAt(this.visible[at.series], at.point), away = (i) => Math.abs(stepsAt(next, i) - steps);
+      point = next.x.reduce((best, _, i) => (away(i) < away(best) ? i : best), 0);
     }
     this.select({ series, point });
   }
@@ -195,12 +195,12 @@ class Chart {
     });
     if (!cursor) return;
     const s = this.visible[cursor.series], round = s.x[cursor.point], value = s.y[cursor.point];
-    const x = this.x(round), y = this.y(value);
+    const at = stepsAt(s, cursor.point), x = this.x(at), y = this.y(value);
     this.dot.setAttribute("cx", x);
     this.dot.setAttribute("cy", y);
     this.dot.setAttribute("style", colour(s.v));
     const who = s.m < 0 ? `mean of ${s.s} seed${s.s === 1 ? "" : "s"}` : `member ${s.m}, seed ${s.s}`;
-    const steps = ((round + 1) * this.environment.steps_per_round).toLocaleString("en");
+    const steps = at.toLocaleString("en");
     this.tip.textContent = `${data.variants[s.v]}, ${who}: round ${round} (${steps} steps), ${this.panel.label} ${short(value)}`;
     const right = x > this.holder.clientWidth / 2;
     this.tip.style.cssText = `top:${Math.max(0, Math.min(y - 20, this.holder.clientHeight - 60))}px;` +
