@@ -64,7 +64,7 @@ def page(comparison: Comparison, title: str = "", *, watch: str = "", problem: s
     parts = {key: part for key, part in _parts(comparison, variants, environments).items() if part}
     compared = [variant for _, variant in comparison.environments]
     words = {key: html.escape(worded(heading, compared)) for key, heading in _SECTIONS if key in parts}
-    about = {key: html.escape(worded(_EXPLAINED[key], compared), quote=False) for key in words}
+    about = _about(comparison)
     controls = [_controls(variants), *[""] * len(words)]  # below the first section
     sections = "".join(
         f'<section id="{key}"><h2>{heading}</h2><p class="about">{about[key]}</p>{parts[key]}</section>\n{below}'
@@ -79,6 +79,16 @@ def page(comparison: Comparison, title: str = "", *, watch: str = "", problem: s
         f'<nav aria-label="Sections">{nav}</nav></header>\n<main>{sections}</main>\n'
     )
     return _document(title, body, _data(environments, variants, watch), bool(watch))
+
+
+def _about(comparison: Comparison) -> dict[str, str]:
+    """What is below the heading of each section, as HTML."""
+    compared = [variant for _, variant in comparison.environments]
+    about = {key: worded(words, compared) for key, words in _EXPLAINED.items()}
+    bases = list(dict.fromkeys(label_of(base) for _, base in grouped(comparison.environments)))
+    if len(bases) > 1:
+        about["aggregate"] += f" The baseline is the plain variant of the same algorithm: {' or '.join(bases)}."
+    return {key: html.escape(words, quote=False) for key, words in about.items()}
 
 
 def _parts(comparison: Comparison, variants: list[str], environments: dict[str, list[Run]]) -> dict[str, str]:
