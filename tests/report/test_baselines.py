@@ -59,7 +59,7 @@ def test_a_suite_of_sac_is_reported_against_sac(trained: Path) -> None:
     page, folder = (trained / "r.html").read_text(), trained / "r-files"
     assert "<h1>Stable-Value SAC against SAC</h1>" in page
     seen = text_of(page.partition("<script")[0])
-    assert "PPO" not in seen.replace("Stable-Value PPO", "")
+    assert "PPO" not in seen
     assert '<button type="button">Score, % of SAC</button>' in section(page, "environments")
     assert "Score against SAC" in section(page, "bars")
     for file in folder.glob("*.*"):
@@ -68,6 +68,11 @@ def test_a_suite_of_sac_is_reported_against_sac(trained: Path) -> None:
     table = pd.read_csv(folder / "default-sv-sac.csv")
     assert {"score_pct_of_sac", "kl_target_x_sac", "sac_seeds", "sac_entropy"} <= set(table)
     assert not [name for name in table if "paper" in name]
+    metrics = nextpolicy.load(trained / "runs" / "probe-action-continuous").metrics
+    last = metrics[metrics["round"] == 9].groupby("variant")[["q", "temperature"]].mean()  # 10 % of the rounds
+    assert table["q"].iloc[0] == pytest.approx(last.loc["sv-sac", "q"])
+    ratio = last.loc["sv-sac", "temperature"] / last.loc["sac", "temperature"]
+    assert table["temperature_x_sac"].iloc[0] == pytest.approx(ratio)
     assert np.isfinite(table["score_pct_of_sac"]).all()
     assert np.isfinite(pd.read_csv(folder / "aggregate.csv")["median_pct_sac"]).all()
     names = {file.name for file in folder.iterdir()}
@@ -180,9 +185,9 @@ def test_a_missing_baseline_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture
 def mine() -> Iterator[None]:
-    """A user's algorithm, whose plain variant is called neither PPO nor SAC, registered for one test."""
+    """A user's algorithm, whose names look like those of PPO, registered for one test."""
     before = dict(algos.ALGORITHMS), dict(algos.VARIANTS)
-    variants = {"lazy-mine": "dynamic", "mine": "plain", "mine-too": "plain"}
+    variants = {"sv-mine": "dynamic", "my-ppo": "plain", "ppo-too": "plain"}
     algos.register(type("Mine", (PPO,), {"name": "mine", "variants": variants}))
     yield
     for table, content in zip((algos.ALGORITHMS, algos.VARIANTS), before, strict=True):
@@ -192,13 +197,13 @@ def mine() -> Iterator[None]:
 
 @pytest.mark.usefixtures("mine")
 def test_the_baseline_of_a_users_algorithm(tmp_path: Path) -> None:
-    own = scores(mine=9.0, lazy_mine=19.0, mine_too=4.0)
-    write_run(tmp_path / "a", "brax/ant", algo=("mine", "lazy-mine", "mine-too"), columns=own)
+    own = scores(my_ppo=9.0, sv_mine=19.0, ppo_too=4.0)
+    write_run(tmp_path / "a", "brax/ant", algo=("my-ppo", "sv-mine", "ppo-too"), columns=own)
     compared = compare(load_all([tmp_path]))
-    assert "<h1>Stable-Value mine against mine</h1>" in html.page(compared)
+    assert "<h1>Stable-Value my-ppo against my-ppo</h1>" in html.page(compared)
     files = write._tables(compared)
-    tables = [pd.read_csv(io.StringIO(files[f"brax-{v}.csv"])) for v in ("lazy-mine", "mine-too")]
-    assert [table["score_pct_of_mine"].iloc[0] for table in tables] == pytest.approx([200.0, 50.0])
-    variants = ["mine", "lazy-mine", "mine-too"]
+    tables = [pd.read_csv(io.StringIO(files[f"brax-{v}.csv"])) for v in ("sv-mine", "ppo-too")]
+    assert [table["score_pct_of_my-ppo"].iloc[0] for table in tables] == pytest.approx([200.0, 50.0])
+    variants = ["my-ppo", "sv-mine", "ppo-too"]
     assert [palette.slot(v, variants) for v in variants] == [0, 2, 3], "of two plain ones, the first is grey"
-    assert baseline.label(variants) == "mine"
+    assert baseline.label(variants) == "my-ppo"

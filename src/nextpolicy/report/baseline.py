@@ -6,6 +6,7 @@ baseline is. `worded` puts in the name of another baseline before a reader sees 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -53,7 +54,8 @@ def label_of(name: str) -> str:
 def worded(words: str, variants: Iterable[str]) -> str:
     """Words about PPO as words about the baseline of these variants; also names of columns, in lower case."""
     shown = label(variants)
-    return words.replace("PPO", shown).replace("ppo", shown.removeprefix("the ").lower())
+    names = {"PPO": shown, "ppo": shown.removeprefix("the ").lower()}
+    return re.sub("|".join(names), lambda found: names[found[0]], words)  # in one pass: a baseline may be called my-ppo
 
 
 def grouped(tables: Mapping[tuple[str, str], T]) -> dict[tuple[str, str], dict[str, T]]:

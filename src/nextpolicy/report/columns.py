@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import pandas as pd
 
 from nextpolicy.report import learning_speed, text
 from nextpolicy.report.aggregate import multiple_of_ppo
@@ -208,7 +209,28 @@ STATISTICS: tuple[Statistic, ...] = (
     ),
     Statistic("entropy", "Entropy, all rounds", "mean entropy over all rounds", mean("entropy"), (_POSITIVE, OF_PPO)),
     Statistic("entropy_late", "Entropy, last 10 %", f"mean entropy {_LATE}", late_mean("entropy"), (_POSITIVE, OF_PPO)),
+    Statistic(
+        "temperature",
+        "Temperature, last 10 %",
+        "mean over the last 10 % of steps of the weight of the entropy",
+        late_mean("temperature"),
+        (replace(MULTIPLE, in_print=False),),
+        optional=True,
+    ),
+    Statistic(
+        "q",
+        "Action value, last 10 %",
+        "mean over the last 10 % of steps of the first critic's values of replayed states and actions",
+        late_mean("q"),
+        (replace(OWN, in_print=False), OF_PPO),
+        optional=True,
+    ),
 )
+
+
+def present(table: pd.DataFrame) -> list[Statistic]:
+    """The statistics that a table of members has; see `Statistic.optional`."""
+    return [each for each in STATISTICS if each.name in table]
 
 
 def metrics_read() -> set[str]:

@@ -55,7 +55,8 @@ def _write(run: Run, place: Path) -> None:
     for name in ("config.json", "status.json", "evaluation.json"):
         if (run.path / name).is_file():
             shutil.copyfile(run.path / name, part / name)
-    statistics = member_table([run])[[each.name for each in columns.STATISTICS]]
+    members = member_table([run])
+    statistics = members[[each.name for each in columns.present(members)]]
     (part / runfiles.STATISTICS_FILE).write_text(statistics.to_csv(index_label="member"))
     (part / "metrics" / runfiles.part_name(0, run.rounds - 1)).write_bytes(_drawn(run.frame))
     part.rename(place)

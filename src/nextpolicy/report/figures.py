@@ -245,7 +245,8 @@ def lifespan_figure(runs: Sequence[Run], variants: Sequence[str]) -> Figure | No
             if not lived.empty:
                 lived = lived.iloc[:: max(1, len(lived) // POINTS)]
                 x = (lived.index.to_numpy() + 1) * steps_of(own, variant)
-                right.plot(x, lived.mean(axis=1), ":", color=colour_of(variant, variants), linewidth=1)
+                dots = (0, (1, 4)) if is_second(variant, variants) else ":"
+                right.plot(x, lived.mean(axis=1), linestyle=dots, color=colour_of(variant, variants), linewidth=1)
         right.set_ylim(0, max(right.get_ylim()[1], 2))
         right.spines[["top", "left", "bottom"]].set_visible(False)
 

@@ -19,7 +19,8 @@ _ABOUT = ["suite", "env", "variant", "seed", "run", "state", "reason"]
 
 
 def member_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """One row per member of every run: who it is, its `state` and the `reason` for it, and `columns.STATISTICS`.
+    """One row per member of every run: who it is, its `state` and the `reason` for it, and `columns.STATISTICS`,
+    without optional ones that no member has.
 
     Members of unfinished runs have no statistics, because they could not be compared with those of finished ones.
     """
@@ -30,7 +31,9 @@ def member_table(runs: Sequence[Run]) -> pd.DataFrame:
         for index, member in enumerate(run.members):
             state, reason, numbers = _standing(run, index, member, by_member.get(index), goal)
             rows.append((run.suite, run.env, member.variant, member.seed, run.name, state, reason, *numbers.values()))
-    return pd.DataFrame(rows, columns=[*_ABOUT, *(each.name for each in columns.STATISTICS)])
+    table = pd.DataFrame(rows, columns=[*_ABOUT, *(each.name for each in columns.STATISTICS)])
+    absent = [each.name for each in columns.STATISTICS if each.optional and table[each.name].isna().all()]
+    return table.drop(columns=absent)
 
 
 def _goal(run: Run, by_member: dict[int, pd.DataFrame]) -> float:

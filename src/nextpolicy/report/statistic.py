@@ -84,6 +84,7 @@ class Statistic:
     measure: Measure
     views: tuple[View, ...] = ()
     form: Form = with_interval
+    optional: bool = False  # in no file if no run recorded it: metrics of one algorithm only
 
     def of(self, rows: Rows) -> float:
         """The member's number; NaN if its run did not record a metric that is needed."""

@@ -56,7 +56,7 @@ def _environment_row(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, Any]
         "ppo_seeds_planned": len(theirs),
         "note": note_of(ours, theirs),
     }
-    for statistic in columns.STATISTICS:
+    for statistic in columns.present(ours):
         samples = [frame[statistic.name].to_numpy(np.float64) for frame in (scored, base)]
         means = [frame[statistic.name].mean() for frame in (scored, base)]
         draws = [_resampled_means(sample, [SEED, side]) for side, sample in enumerate(samples)]
@@ -83,7 +83,7 @@ def scores_table(members: pd.DataFrame) -> pd.DataFrame:
         row |= {"seeds": len(scored), "seeds_planned": len(ours), "note": note_of(ours)}
         row |= {"score_std": scored["score"].std()}
         side = int(baseline.is_baseline(str(variant)))  # the same resamples, so the same intervals, as in comparisons
-        for statistic in columns.STATISTICS:
+        for statistic in columns.present(ours):
             row[statistic.name] = scored[statistic.name].mean()
             draws = _resampled_means(scored[statistic.name].to_numpy(np.float64), [SEED, side])
             row |= _ends(statistic.name, bounds(draws))
