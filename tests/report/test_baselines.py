@@ -15,7 +15,7 @@ import nextpolicy
 from nextpolicy import algos
 from nextpolicy.algos.ppo import PPO
 from nextpolicy.cli import main as cli
-from nextpolicy.report import baseline, columns, figures, html, palette, summary, write
+from nextpolicy.report import baseline, columns, curves, figures, html, palette, summary, write
 from nextpolicy.report.comparable import load_all
 from nextpolicy.report.runs import ReportError
 from nextpolicy.report.tables import compare
@@ -161,6 +161,8 @@ def test_figures_of_two_algorithms_are_apart_where_they_have_percentages(both: P
 def test_curves_of_two_algorithms_are_at_their_own_steps(both: Path) -> None:
     runs = load_all([both / "runs"])
     variants = [m.variant for run in runs for m in run.members]
+    drawn = {variants[curve["v"]]: curve["p"] for curve in curves.series(runs, variants, "return")}
+    assert drawn == {**dict.fromkeys(("ppo", "sv-static", "sv-dynamic"), 128), **dict.fromkeys(SAC, 16)}
     ends = {line.get_label(): line.get_xdata()[-1] for line in figures.learning_curves(runs, variants).axes[0].lines}
     assert ends == {**dict.fromkeys(("ppo", "sv-static", "sv-dynamic"), 20 * 128), **dict.fromkeys(SAC, 40 * 16)}
 

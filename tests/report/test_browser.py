@@ -161,7 +161,7 @@ def test_axes_are_in_steps_and_curves_named_at_their_ends(window, page):
         assert all(upper[1] - lower[0] <= 3 for upper, lower in itertools.pairwise(boxes)), "names overlap"
     assert window.run("return document.querySelectorAll('#gate .chart')[0].textContent").count("stable below") == 1
     # The last round stands above its steps, at the right end.
-    ends = "const c = charts.get(arguments[0]); return [c.x(299), c.x(-1), c.holder.clientWidth - c.right]"
+    ends = "const c = charts.get(arguments[0]); return [c.x(300 * 20480), c.x(0), c.holder.clientWidth - c.right]"
     right, left, edge = window.run(ends.replace("arguments[0]", chart))
     assert (right, left) == (edge, 46)
     window.run(
@@ -177,7 +177,7 @@ def test_hovering_and_arrow_keys_say_member_round_and_value(window, page):
     window.wait("return document.querySelectorAll('#curves .chart polyline').length")
     x, y = window.run(
         "const c = charts.get(document.querySelector('#curves .chart')), b = c.holder.getBoundingClientRect();"
-        "const s = c.visible[0]; return [b.left + c.x(s.x[60]), b.top + c.y(s.y[60])]"
+        "const s = c.visible[0]; return [b.left + c.x((s.x[60] + 1) * 20480), b.top + c.y(s.y[60])]"
     )
     window.hover(x, y)
     tip = window.run("return document.querySelector('#curves .tip:not([hidden])')?.textContent")
