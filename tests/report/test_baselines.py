@@ -73,8 +73,6 @@ def test_a_suite_of_sac_is_reported_against_sac(trained: Path) -> None:
     ratio = last.loc["sv-sac", "temperature"] / last.loc["sac", "temperature"]
     assert table["temperature_x_sac"].iloc[0] == pytest.approx(ratio)
     assert np.isfinite(table["score_pct_of_sac"]).all()
-    returns = pd.read_csv(folder / "scores.csv").set_index("variant")
-    assert returns.loc["sac", "score_low"] == table["sac_score_low"].iloc[0], "the same resamples in both tables"
     assert np.isfinite(pd.read_csv(folder / "aggregate.csv")["median_pct_sac"]).all()
     names = {file.name for file in folder.iterdir()}
     stems = ("bars", "scatter", "determinism", "learning-curves", "diff", "lifespan")

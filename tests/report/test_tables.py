@@ -169,16 +169,17 @@ def test_intervals_hold_their_numbers_and_no_spread_gives_no_width(members):
         assert {f"{name}_low", f"{name}_high"} <= set(row.index)
 
 
-def test_returns_have_the_numbers_and_intervals_of_the_table_against_ppo(tmp_path):
+@pytest.mark.parametrize("algos", [("ppo", "sv-static"), ("sac", "sv-sac")], ids=", ".join)
+def test_returns_have_the_numbers_and_intervals_of_the_table_against_the_baseline(tmp_path, algos):
     scores = np.random.default_rng(0).normal(100.0, 20.0, (2, 9))
-    returns = {"episode_return": lambda algo, seed, k: np.full(len(k), scores[int(algo == "ppo"), seed])}
-    write_run(tmp_path / "a", "brax/ant", seeds=9, algo=("ppo", "sv-static"), columns=returns)
+    returns = {"episode_return": lambda algo, seed, k: np.full(len(k), scores[int(algo == algos[0]), seed])}
+    write_run(tmp_path / "a", "brax/ant", seeds=9, algo=algos, columns=returns)
     compared = tables.compare(load_all([tmp_path]))
-    ppo, static = compared.scores.to_dict("records")
-    (row,) = compared.environments["brax", "sv-static"].to_dict("records")
+    base, ours = compared.scores.to_dict("records")
+    (row,) = compared.environments["brax", algos[1]].to_dict("records")
     for end in ("", "_low", "_high"):
-        assert (static[f"score{end}"], ppo[f"score{end}"]) == (row[f"score{end}"], row[f"ppo_score{end}"])
-    assert ppo["score_std"] == pytest.approx(np.std(scores[1], ddof=1), rel=1e-5)
+        assert (ours[f"score{end}"], base[f"score{end}"]) == (row[f"score{end}"], row[f"ppo_score{end}"])
+    assert base["score_std"] == pytest.approx(np.std(scores[1], ddof=1), rel=1e-5)
 
 
 def test_a_negative_ppo_mean_counts_improvement_as_above_100(members):
