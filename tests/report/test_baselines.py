@@ -92,11 +92,12 @@ def test_a_copy_of_a_run_of_sac_has_the_same_tables(trained: Path, tmp_path: Pat
         assert (trained / "r-files" / name).read_text() == content, name
 
 
-@pytest.mark.parametrize("variants", [("ppo", "sv-static", "sv-dynamic"), SAC])
+@pytest.mark.parametrize("variants", [("ppo", "sv-static", "sv-dynamic"), SAC, ("pqn", "sv-pqn-static", "sv-pqn")])
 def test_plain_is_grey_static_orange_and_dynamic_blue(variants: tuple[str, ...]) -> None:
     assert [palette.slot(v, variants) for v in variants] == [0, 1, 2]
     assert [palette.slot(v, [v]) for v in variants] == [0, 1, 2]
     assert [columns.has_threshold(v) for v in variants] == [False, False, True]
+    assert baseline.label(variants) == variants[0].upper()
 
 
 def test_a_second_algorithm_has_the_colours_of_the_first_in_dashes() -> None:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from nextpolicy.config import siblings
 
-_LABELS = {"ppo": "PPO", "sac": "SAC"}  # others are called as `--algo` calls them
+_LABELS = {"ppo": "PPO", "sac": "SAC", "pqn": "PQN"}  # others are called as `--algo` calls them
 _SEVERAL = "the baseline"  # where variants of several algorithms are in one table
 T = TypeVar("T")
 

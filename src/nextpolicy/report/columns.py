@@ -220,7 +220,7 @@ STATISTICS: tuple[Statistic, ...] = (
     Statistic(
         "q",
         "Action value, last 10 %",
-        "mean over the last 10 % of steps of the first critic's values of replayed states and actions",
+        "mean over the last 10 % of steps of the learned values of the actions in the data",
         late_mean("q"),
         (replace(OWN, in_print=False), OF_PPO),
         optional=True,
