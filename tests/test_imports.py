@@ -48,7 +48,7 @@ MAY_IMPORT = {
 # `Run.plot` draws with the report's means.
 EXCEPTIONS = {("nets", "nextpolicy.envs.base"), ("config", "nextpolicy.envs.registry")}
 EXCEPTIONS |= {("run", "nextpolicy.report.plot")}
-BACKENDS = {"gymnax", "brax", "mujoco_playground", "gymnasium", "ale_py"}
+BACKENDS = {"gymnax", "brax", "mujoco_playground", "craftax", "navix", "gymnasium", "ale_py"}
 BACKENDS |= {"ray", "wandb", "tensorboardX", "jinja2", "onnx"}
 LOADER = "nextpolicy.export.numpy_policy"  # is copied into exported folders
 CORE_LIBRARIES = {"jax", "numpy", "nextpolicy"} | sys.stdlib_module_names

@@ -120,6 +120,8 @@ def test_a_wrong_value_is_an_error_that_says_what_is_taken(env_id, options, mess
         ("gymnax", "gymnax", "gymnax/CartPole-v1"),
         ("brax", "brax", "brax/ant"),
         ("playground", "mujoco_playground", "playground/CheetahRun"),
+        ("craftax", "craftax", "craftax/Craftax-Symbolic-v1"),
+        ("navix", "navix", "navix/Navix-Empty-5x5-v0"),
     ],
 )
 def test_a_missing_extra_says_what_to_install(extra, package, env_id, monkeypatch):

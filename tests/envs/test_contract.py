@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nextpolicy.envs import brax, build, gymnax, probes
+from nextpolicy.envs import brax, build, craftax, gymnax, navix, probes
 from nextpolicy.envs.base import Box, DeviceEnv, Discrete
 
 pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse]
@@ -40,6 +40,10 @@ POPULATION_CASES = [case for case in CASES if isinstance(case, str) or not case.
 needs_playground = pytest.mark.skipif(
     importlib.util.find_spec("mujoco_playground") is None, reason="the extra `playground` is not installed"
 )
+needs_craftax = pytest.mark.skipif(
+    importlib.util.find_spec("craftax") is None, reason="the extra `craftax` is not installed"
+)
+needs_navix = pytest.mark.skipif(importlib.util.find_spec("navix") is None, reason="the extra `navix` is not installed")
 PENDULUM = "playground/PendulumSwingup"  # the fastest to compile
 ROBOTS = [  # a task of each model of the control suite; the others take as long to compile
     pytest.param(PENDULUM, marks=[needs_playground, pytest.mark.quick_compilation]),
@@ -61,8 +65,21 @@ ROBOTS = [  # a task of each model of the control suite; the others take as long
         )
     ),
 ]
-CASES += ROBOTS
-POPULATION_CASES += [pytest.param(PENDULUM, marks=[needs_playground, pytest.mark.slow])]
+WORLDS = [
+    pytest.param("navix/Navix-Empty-Random-5x5-v0", marks=[needs_navix, pytest.mark.quick_compilation]),
+    *(
+        pytest.param(f"navix/{name}", marks=[needs_navix, pytest.mark.slow])
+        for name in navix.NAMES
+        if name != "Navix-Empty-Random-5x5-v0" and "16x16" not in name  # as the smaller ones
+    ),
+    *(pytest.param(f"craftax/{name}", marks=[needs_craftax, pytest.mark.slow]) for name in craftax.NAMES),
+]
+CASES += ROBOTS + WORLDS
+POPULATION_CASES += [
+    pytest.param(PENDULUM, marks=[needs_playground, pytest.mark.slow]),
+    WORLDS[0],
+    pytest.param("craftax/Craftax-Classic-Symbolic-v1", marks=[needs_craftax, pytest.mark.slow]),
+]
 
 
 class Stream(NamedTuple):
@@ -77,7 +94,7 @@ class Stream(NamedTuple):
 @functools.lru_cache
 def make(env_id: str) -> DeviceEnv:
     option = {"four-rooms": "time_limit", "gymnax": "max_steps_in_episode", "brax": "episode_length"}
-    option["playground"] = "episode_length"
+    option |= {"playground": "episode_length", "craftax": "max_timesteps", "navix": "max_steps"}
     prefix = env_id.partition("/")[0]
     return build.make(env_id, **({option[prefix]: LIMIT} if prefix in option else {}))
 

@@ -361,6 +361,17 @@ def test_playground_has_its_own_settings_which_are_not_the_papers() -> None:
             presets.build("playground/CheetahRun", preset=reading)
 
 
+def test_craftax_has_the_settings_of_its_authors_which_are_not_the_papers() -> None:
+    expected = {"num_envs": 1024, "rollout_length": 64, "minibatch_size": 1024 * 64 // 8, "epochs": 4}
+    expected |= {"learning_rate": 2e-4, "learning_rate_final": 0.0, "gamma": 0.99, "lam": 0.8, "max_grad_norm": 1.0}
+    expected |= {"clip": 0.2, "value_clip": 0.2, "entropy_coef": 0.01, "value_coef": 0.5, "adam_eps": 1e-5}
+    expected |= {"hidden": (512, 512, 512), "activation": "tanh", "normalise_obs": False, "normalise_reward": False}
+    config = presets.build("craftax/Craftax-Symbolic-v1")
+    assert {name: config.value(name) for name in expected} == expected
+    with pytest.raises(ConfigError, match="expected 'craftax' for craftax/Craftax-Symbolic-v1, which the paper"):
+        presets.build("craftax/Craftax-Symbolic-v1", preset="paper")
+
+
 def test_every_preset_is_valid_on_its_environment() -> None:
     for env in ("four-rooms", "gymnax/Breakout-MinAtar", "gymnax/CartPole-v1"):
         config = presets.build(env, algo=("ppo", "sv-static", "sv-dynamic"))

@@ -25,8 +25,9 @@ _USED_FOR = {
     "brax": "`brax/...`",
     "atari": "`atari/...`",
     "playground": "`playground/...`",
+    "craftax": "`craftax/...`",
 }
-_ORDER = ("default", "four-rooms", "minatar", "brax", "atari", "playground")
+_ORDER = ("default", "four-rooms", "minatar", "brax", "atari", "playground", "craftax")
 
 
 def names() -> list[str]:
@@ -58,7 +59,7 @@ def _lines() -> Iterator[str]:
         "`--preset` (`preset=` in Python and in suite files) takes either of two kinds of names:",
         "",
         "- `corrected` (the default) or `paper`: the two [readings](paper.md) of the paper's settings. On environments",
-        "  that the paper does not cover, whose preset is `default` or `playground`, they are an error. Where they",
+        "  that the paper does not cover, whose preset is `default`, `playground` or `craftax`, they are an error.",
         "  differ, this page shows both.",
         "- a name of the table above: the settings of those environments, on any environment.",
     )

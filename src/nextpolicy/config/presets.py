@@ -124,6 +124,27 @@ PLAYGROUND: dict[str, Any] = {
     "normalise_reward": True,
 }
 
+# The PPO of Craftax's authors (Craftax_Baselines, ppo.py), as far as there are fields for it; the gate is that of
+# `default`. docs/xla-worlds.md lists the differences.
+CRAFTAX: dict[str, Any] = {
+    "total_env_steps": 1_000_000_000,
+    "num_envs": 1024,
+    "rollout_length": 64,
+    "minibatch_size": 8192,
+    "hidden": (512, 512, 512),
+    "learning_rate": 2e-4,
+    "learning_rate_final": 0.0,
+    "lam": 0.8,
+    "value_clip": 0.2,
+    "max_grad_norm": 1.0,
+    "advantage_kind": "vtrace",
+    "advantage_norm": "standardise",
+    "delta_v": 0.1,
+    "k_min": 1,
+    "k_max": 4,
+    "static_k": 4,
+}
+
 # For classic control and all other environments: small MLPs, short rounds, normalised inputs. `retrace` is biased
 # off-policy (see core/returns.py), but less than the paper's equation.
 DEFAULT: dict[str, Any] = {
@@ -149,9 +170,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     "brax": BRAX,
     "atari": ATARI,
     "playground": PLAYGROUND,
+    "craftax": CRAFTAX,
     "default": DEFAULT,
 }
-_NOT_IN_THE_PAPER = ("playground", "default")
+_NOT_IN_THE_PAPER = ("playground", "craftax", "default")
 # What the paper's tables of settings leave open (docs/paper.md), by environments: `paper` as in PureJaxRL, on which the
 # paper builds; `corrected` as we recommend, with true successors at time limits, a warm-up of one round, and advantages
 # on Brax that are not divided by their standard deviation, which late in training amplifies noise (docs/results.md).
@@ -183,6 +205,7 @@ ALGORITHM_PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("pqn", "four-rooms"): _PQN,
     ("pqn", "atari"): _PQN,
+    ("pqn", "craftax"): _PQN,
     ("sac", "default"): {
         **_SAC,
         "total_env_steps": 100_000,

@@ -25,6 +25,8 @@ _MODULES = (
     "gymnax",
     "brax",
     "playground",
+    "craftax",
+    "navix",
     "probes",
     "atari",
     "gymnasium",

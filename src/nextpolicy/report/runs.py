@@ -38,7 +38,7 @@ class Run:
     path: Path
     name: str
     env: str  # the id and its options
-    suite: str  # minatar, brax, atari, four-rooms, playground or default: aggregated together
+    suite: str  # minatar, brax, atari, four-rooms, playground, craftax or default: aggregated together
     settings: dict[str, Any]  # config.json by flat name, without `about`
     about: dict[str, Any]  # versions, device, revision
     members: list[Member]

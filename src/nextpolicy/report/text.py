@@ -13,6 +13,7 @@ _SUITE_NAMES = {
     "atari": "Atari",
     "four-rooms": "Four Rooms",
     "playground": "MuJoCo Playground",
+    "craftax": "Craftax",
     "default": "Other environments",
 }
 

@@ -51,7 +51,7 @@ def train(
     env_fn            instead of `env`: a callable that makes one Gymnasium environment
     algo              "ppo", "sv-static", "sv-dynamic", or a tuple of these, which train in one program; "sac", "pqn"
     preset            settings to start from: "corrected" (the default) or "paper" on environments of the paper; or
-                      "default", "four-rooms", "minatar", "brax", "atari" or "playground", on any environment
+                      "default", "four-rooms", "minatar", "brax", "atari", "playground" or "craftax", on any environment
     out               run folder, new or empty; by default `runs/<env>-<algo>-<time>`; `run.path` says where it is
     quiet             whether to show no progress
     actor             Flax module: observation -> logits, or (mean, log_std)
