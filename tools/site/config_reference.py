@@ -60,7 +60,7 @@ def _lines() -> Iterator[str]:
         "",
         "- `corrected` (the default) or `paper`: the two [readings](paper.md) of the paper's settings. On environments",
         "  that the paper does not cover, whose preset is `default`, `playground` or `craftax`, they are an error.",
-        "  differ, this page shows both.",
+        "  Where they differ, this page shows both.",
         "- a name of the table above: the settings of those environments, on any environment.",
     )
     for section, title in _SECTIONS.items():

@@ -125,7 +125,7 @@ PLAYGROUND: dict[str, Any] = {
 }
 
 # The PPO of Craftax's authors (Craftax_Baselines, ppo.py), as far as there are fields for it; the gate is that of
-# `default`. docs/xla-worlds.md lists the differences.
+# `default`. docs/craftax-navix.md lists the differences.
 CRAFTAX: dict[str, Any] = {
     "total_env_steps": 1_000_000_000,
     "num_envs": 1024,
