@@ -44,7 +44,7 @@ def completed(script: Path, *words: str) -> list[str]:
         ),
         (("train", "--learning"), ["--learning-rate", "--learning-rate-final"]),
         (("train", "four-rooms", "--torso", "n"), ["nature"]),
-        (("train", "four-rooms", "--preset", "c"), ["corrected"]),
+        (("train", "four-rooms", "--preset", "co"), ["corrected"]),
         (("train", "four-rooms", "--layer-norm", ""), ["true", "false"]),
         (
             ("train", "four-rooms", "--algo", "sv"),
