@@ -94,7 +94,7 @@ def test_the_configuration_reference_has_every_field_and_preset(site: Path) -> N
         assert f"<th>{preset}</th>" in section
         assert f"<code>{values['delta_v']}</code>" in section
     assert "Default by preset:" in section
-    assert "Default: <code>0.95</code>." in page[page.index('id="lam"') : page.index('id="clip"')]
+    assert "Default: <code>0</code>." in page[page.index('id="rho_min"') : page.index('id="rho_max"')]
 
 
 def test_the_command_line_reference_has_every_command_and_option(site: Path) -> None:
