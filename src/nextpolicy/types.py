@@ -102,7 +102,7 @@ class Evidence(NamedTuple):
     noise_held_out: Array | float = math.nan  # `noise` on these environments
     tv_step: Array | float = math.nan  # mean total variation of beta_k and beta_{k+1}; for real actions, an upper bound
     tv_step_high: Array | float = math.nan  # the same in the state at the 95 % quantile
-    sign_changes: Array | float = math.nan  # share of advantages whose sign differs between v_{k+1} and v_k
+    sign_changes: Array | float = math.nan  # share of sampled advantages whose sign differs between v_{k+1} and v_k
     gain: Array | float = math.nan  # mean of beta_{k+1} / beta_k A_t: expected advantage of beta_{k+1} over pi
     start_value: Array | float = math.nan  # exact V^pi(s_0), in environments that can solve for it
     next_start_value: Array | float = math.nan  # exact V^{beta_{k+1}}(s_0)

@@ -26,7 +26,7 @@ from nextpolicy.envs import build, nested
 from nextpolicy.envs.base import Box, Discrete, EnvSpec, HostEnvError, own_actions
 from nextpolicy.envs.nested import MultiDiscrete
 from nextpolicy.envs.space_trees import nested_actions, tree_of
-from nextpolicy.nets.build import _reader
+from nextpolicy.nets.build import reader
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_toys import Counter, Matching, Spaces
@@ -144,10 +144,10 @@ def test_bytes_among_other_numbers_are_scaled(space: Any, scale: list[float] | N
     spec = EnvSpec("toy", (nested.width(tree),), Discrete(2), nested.flat_dtype(tree), obs_tree=tree)
     raw = jnp.full((2, 3, *spec.obs_shape), 51, spec.obs_dtype)
     expected = 51.0 * np.asarray(scale or np.full(spec.obs_shape, 1 / 255 if spec.obs_dtype == np.uint8 else 1.0))
-    np.testing.assert_allclose(_reader(spec)(raw, None), np.broadcast_to(expected, raw.shape), rtol=1e-6)
+    np.testing.assert_allclose(reader(spec)(raw, None), np.broadcast_to(expected, raw.shape), rtol=1e-6)
     if scale is not None:
         stats = running_stats.update(running_stats.init(spec.obs_shape), raw[0])
-        np.testing.assert_allclose(_reader(spec)(raw, stats), 0.0, atol=1e-3)
+        np.testing.assert_allclose(reader(spec)(raw, stats), 0.0, atol=1e-3)
 
 
 OBS = {"position": np.asarray([0.5, -0.5], np.float32), "more": (1, np.asarray([1, 0], np.int8))}

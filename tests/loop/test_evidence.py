@@ -59,6 +59,7 @@ def test_policy_steps_and_signs_are_those_of_the_batch() -> None:
     log_prob = setup.networks.policy(other)(data.obs).log_prob(data.action)
     again = setup.algorithm._estimates(hypers_of(setup).algorithm, before, learner.params, data, log_prob)
     changed = (np.asarray(again.raw_advantage) > 0) != (np.asarray(targets.raw_advantage) > 0)
+    changed = changed[:, : changed.shape[1] // 4]  # it is measured on the first quarter of the environments
     assert 0 < changed.mean() < 0.5
     np.testing.assert_allclose(evidence.sign_changes, changed.mean(), rtol=1e-6)
 

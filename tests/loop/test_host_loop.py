@@ -55,7 +55,7 @@ def _compiled_once() -> Iterator[None]:
 
     def once(setup: Any, env: Any) -> Any:
         config, spec = setup.config, setup.spec
-        static = tuple((name, config.value(name)) for name in FIELDS if name not in DATA)
+        static = tuple((name, config.value(name)) for name in config.fields() if name not in DATA)
         key = (static, config.num_rounds, spec.obs_shape, str(spec.obs_dtype), str(spec.action), env.resets_in_step)
         if key not in made:
             with pytest.MonkeyPatch.context() as quick:

@@ -140,7 +140,7 @@ def test_actor_and_critic_share_nothing_unless_asked() -> None:
 
 def test_pixels_are_scaled_and_flags_are_not() -> None:
     pixels, flags = (EnvSpec("x", (2,), Discrete(2), kind) for kind in (np.uint8, np.bool_))
-    seen = lambda spec, obs: np.asarray(build._reader(spec)(jnp.asarray(obs), None))  # noqa: E731
+    seen = lambda spec, obs: np.asarray(build.reader(spec)(jnp.asarray(obs), None))  # noqa: E731
     np.testing.assert_allclose(seen(pixels, np.array([0, 255], np.uint8)), [0.0, 1.0])
     np.testing.assert_array_equal(seen(flags, np.array([False, True])), [0.0, 1.0])
 

@@ -22,7 +22,7 @@ HEADS = (heads.CategoricalHead(3), heads.ValueHead(), heads.CategoricalHead(2))
 def stacks(count: int) -> list[Any]:
     made = []
     for i, head in enumerate(HEADS[:count]):
-        stack = build._Stack(TORSO, head)
+        stack = build.Stack(TORSO, head)
         params = stack.init(jax.random.key(i), jnp.zeros((1, 9, 8, 2)))
         moved = jax.tree.map(lambda x: x + 0.1 * jnp.sin(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), params)
         made.append((stack, moved))
