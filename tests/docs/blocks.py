@@ -108,7 +108,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     build, longer = presets.build, extend.longer
 
     def build_small(env: str, **fields: Any) -> TrainConfig:
-        return build(env, **fields).replace(**SMALL)
+        config = build(env, **fields)
+        return config.replace(**{name: value for name, value in SMALL.items() if name in config.fields()})
 
     monkeypatch.setattr(presets, "build", build_small)
     monkeypatch.setattr(extend, "longer", lambda folder, steps: longer(folder, min(float(steps), 8 * 64)))
