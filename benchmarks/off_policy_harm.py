@@ -38,6 +38,7 @@ from nextpolicy.core import losses
 from nextpolicy.envs.four_rooms import FourRooms
 from nextpolicy.nets.heads import Categorical
 from nextpolicy.studies.criteria.study import outcome
+from nextpolicy.studies.criteria.tables import interval
 from nextpolicy.studies.four_rooms import group
 from nextpolicy.tabular import solve
 from nextpolicy.types import Array, Evidence, Metrics, PolicySnapshot, Rollout
@@ -211,6 +212,30 @@ def table(frame: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
+# Pairs (critic, advantage) whose mean values are compared over equal seeds, at rho_max 5.
+PAIRS = (
+    (("learned", "vtrace"), ("learned", "paper")),
+    (("fresh", "vtrace"), ("learned", "vtrace")),
+    (("exact", "vtrace"), ("learned", "vtrace")),
+    (("exact", "vtrace"), ("exact", "paper")),
+    (("true", "true"), ("exact", "vtrace")),
+)
+
+
+def differences(frame: pd.DataFrame) -> str:
+    """Paired differences of the mean value over seeds, with 95 % bootstrap intervals."""
+    values = (
+        frame[frame["rho_max"] == 5.0].set_index(["critic", "advantage", "pace", "seed"])["mean_value"].sort_index()
+    )
+    lines = ["| mean value of | less that of | static | dynamic |", "|---|---|---|---|"]
+    for one, other in PAIRS:
+        gaps = [interval((values[(*one, p)] - values[(*other, p)]).to_numpy(), np.mean) for p in ("static", "dynamic")]
+        lines.append(
+            f"| {' '.join(one)} | {' '.join(other)} | {' | '.join(f'{a:.3f} [{b:.3f}, {c:.3f}]' for a, b, c in gaps)} |"
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
@@ -222,7 +247,8 @@ def main() -> None:
     parts.add_parser("table").add_argument("rows", type=Path)
     options = parser.parse_args()
     if options.part == "table":
-        print(table(pd.read_csv(options.rows)))
+        frame = pd.read_csv(options.rows)
+        print(f"{table(frame)}\n\n{differences(frame)}")
         return
     for algorithm in (FreshCritic, ExactCritic, TrueAdvantage):
         algos.register(algorithm)

@@ -17,6 +17,7 @@ from nextpolicy.algos.base import Pace, Parts
 from nextpolicy.algos.descent import descend
 from nextpolicy.algos.evidence import Targets, measure
 from nextpolicy.algos.ppo_settings import PPOSettings
+from nextpolicy.algos.rounds import all_finite, observed
 from nextpolicy.core import losses, minibatch, one_vector, returns, running_stats
 from nextpolicy.settings import Settings
 from nextpolicy.types import Array, Distribution, Evidence, Metrics, Params, PolicySnapshot, Rollout, RunningStats
@@ -99,7 +100,8 @@ class PPO:
         learned = self.update_statistics(learner, rollout)._replace(params=params, opt_state=opt_state)
         evidence = self._evidence(settings, learner, learned, rollout, targets, target_dist)
         metrics = fit | self._diagnostics(settings, rollout, targets)
-        return learned, evidence, metrics | {"learning_rate": learning_rate, "finite": self._finite(rollout, params)}
+        finite = all_finite(self.shards, rollout, params)
+        return learned, evidence, metrics | {"learning_rate": learning_rate, "finite": finite}
 
     def adopt(self, learner: Learner, other: Learner) -> Learner:
         """`learner` with the parameters and statistics of `other`."""
@@ -107,13 +109,11 @@ class PPO:
 
     def update_statistics(self, learner: Learner, rollout: Rollout) -> Learner:
         """Update the observation and return statistics from this round's data."""
-        obs, discounted, valid = minibatch.flatten((rollout.obs, rollout.discounted_return, rollout.valid))
-        obs_stats, reward_stats, axis = learner.obs_stats, learner.reward_stats, self.shards.axis_name
-        if obs_stats is not None:
-            obs_stats = running_stats.update(obs_stats, obs.astype(jnp.float32), valid, axis)
+        reward_stats = learner.reward_stats
         if reward_stats is not None:
-            reward_stats = running_stats.update(reward_stats, discounted, valid, axis)
-        return learner._replace(obs_stats=obs_stats, reward_stats=reward_stats)
+            discounted, valid = minibatch.flatten((rollout.discounted_return, rollout.valid))
+            reward_stats = running_stats.update(reward_stats, discounted, valid, self.shards.axis_name)
+        return learner._replace(obs_stats=observed(learner.obs_stats, rollout, self.shards), reward_stats=reward_stats)
 
     def evaluate_target(
         self, settings: PPOSettings, learner: Learner, rollout: Rollout, target_log_prob: Array | None
@@ -244,11 +244,6 @@ class PPO:
             "rho_clipped": self.shards.mean((ratio > settings.rho_max) | (ratio < settings.rho_min), valid),
             "explained_variance": 1.0 - unexplained / jnp.maximum(variance(targets.value_target), 1e-12),
         }
-
-    def _finite(self, rollout: Rollout, params: Params) -> Array:
-        import optax
-
-        return jnp.isfinite(self.shards.mean(rollout.reward, rollout.valid)) & jnp.isfinite(optax.tree.norm(params))
 
     def _optimiser(self) -> optax.GradientTransformation:
         """Adam without learning rate and norm clip, which are traced and applied in `improve`."""

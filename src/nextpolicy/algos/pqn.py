@@ -21,6 +21,7 @@ from nextpolicy.algos.base import Pace, Parts
 from nextpolicy.algos.descent import descend
 from nextpolicy.algos.evidence import measure_action_values
 from nextpolicy.algos.pqn_settings import PQNSettings
+from nextpolicy.algos.rounds import all_finite, observed
 from nextpolicy.core import minibatch, returns, running_stats
 from nextpolicy.settings import Settings
 from nextpolicy.types import Array, Evidence, Metrics, Params, PolicySnapshot, Rollout, RunningStats
@@ -130,10 +131,7 @@ class PQN:
 
     def update_statistics(self, learner: Learner, rollout: Rollout) -> Learner:
         """Update the observation statistics from this round's data."""
-        if learner.obs_stats is None:
-            return learner
-        obs, valid = minibatch.flatten((rollout.obs, rollout.valid))
-        return learner._replace(obs_stats=running_stats.update(learner.obs_stats, obs.astype(jnp.float32), valid))
+        return learner._replace(obs_stats=observed(learner.obs_stats, rollout, self.shards))
 
     def _evidence(self, before: Learner, after: Learner, pi: PolicySnapshot, rollout: Rollout, y: Array) -> Evidence:
         """How far values and policies moved on this round's data."""
@@ -152,11 +150,7 @@ class PQN:
         )
 
     def _state_metrics(self, before: Learner, after: Learner, rollout: Rollout, learning_rate: Array) -> Metrics:
-        import optax
-
-        finite = jnp.isfinite(self.shards.mean(rollout.reward, rollout.valid)) & jnp.isfinite(
-            optax.tree.norm(after.params)
-        )
+        finite = all_finite(self.shards, rollout, after.params)
         entropy = self.shards.mean(rollout.behaviour_dist.entropy(), rollout.valid)
         return {"epsilon": before.epsilon, "entropy": entropy, "learning_rate": learning_rate, "finite": finite}
 

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from nextpolicy.algos.base import Pace, Parts
 from nextpolicy.algos.evidence import measure_action_values
+from nextpolicy.algos.rounds import all_finite, observed
 from nextpolicy.algos.sac_settings import SACSettings
 from nextpolicy.core import minibatch, replay, running_stats
 from nextpolicy.settings import Settings
@@ -209,10 +210,7 @@ class SAC:
         return self._with_statistics(learner._replace(replay=held), rollout)
 
     def _with_statistics(self, learner: Learner, rollout: Rollout) -> Learner:
-        if learner.obs_stats is None:
-            return learner
-        obs, valid = minibatch.flatten((rollout.obs, rollout.valid))
-        return learner._replace(obs_stats=running_stats.update(learner.obs_stats, obs.astype(jnp.float32), valid))
+        return learner._replace(obs_stats=observed(learner.obs_stats, rollout, self.shards))
 
     def _evidence(
         self,
@@ -242,11 +240,7 @@ class SAC:
         )
 
     def _state_metrics(self, learner: Learner, rollout: Rollout) -> Metrics:
-        import optax
-
-        finite = jnp.isfinite(self.shards.mean(rollout.reward, rollout.valid)) & jnp.isfinite(
-            optax.tree.norm(learner.params)
-        )
+        finite = all_finite(self.shards, rollout, learner.params)
         temperature = jnp.exp(learner.trained.log_temperature)
         return {"temperature": temperature, "replay_held": learner.replay.size, "finite": finite}
 

@@ -9,6 +9,8 @@ from nextpolicy.envs.base import EnvSpec
 from nextpolicy.nets import build, greedy, soft
 from nextpolicy.types import Networks
 
+_OURS = {"soft": soft.build, "greedy": greedy.build}  # kinds whose networks the caller cannot replace
+
 
 def make(
     config: TrainConfig, spec: EnvSpec, actor: nn.Module | None = None, critic: nn.Module | None = None
@@ -17,8 +19,10 @@ def make(
     kind, net = getattr(config.algorithm_class, "networks_kind", "actor-critic"), config.net
     if kind == "actor-critic":
         return build.build(spec, net, actor, critic)
+    if kind not in _OURS:
+        raise ConfigError(f"networks_kind: expected one of actor-critic, {', '.join(_OURS)}, got {kind!r}")
     _only_ours(config, net, actor, critic)
-    return (greedy if kind == "greedy" else soft).build(spec, net)
+    return _OURS[kind](spec, net)
 
 
 def _only_ours(config: TrainConfig, net: NetConfig, actor: nn.Module | None, critic: nn.Module | None) -> None:

@@ -51,7 +51,7 @@ def signals(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def criteria(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row per noise and variant: means over seeds with intervals, medians of steps, and differences from PPO."""
+    """One row per noise and variant: means over seeds with intervals, medians of steps, and differences."""
     found = []
     for (noise, variant), mine in rows.groupby(["noise", "variant"], sort=False):
         row: dict[str, object] = {"noise": noise, "variant": variant, "seeds": len(mine)}
@@ -60,7 +60,7 @@ def criteria(rows: pd.DataFrame) -> pd.DataFrame:
             statistic = np.median if column == "steps_to_goal" else np.mean
             estimate, low, high = interval(mine[column].to_numpy(), statistic)
             row |= {column: estimate, f"{column}_low": low, f"{column}_high": high}
-        for other in ("ppo", "oracle"):
+        for other in ("ppo", "oracle", "paper"):
             theirs = rows[(rows["noise"] == noise) & (rows["variant"] == other)].set_index("seed")["mean_value"]
             gap = mine.set_index("seed")["mean_value"] - theirs
             estimate, low, high = interval(gap.to_numpy(), np.mean)
