@@ -1,6 +1,6 @@
 """Which runs get worse again? Scores of compact runs, and seeds that lose 10 % or more after 20 to 25M steps.
 
-    python benchmarks/decline.py results/decline results/undivided
+    python benchmarks/decline.py results/decline results/brax
 
 Score: mean return over the last tenth, from statistics.csv; +- is the standard deviation over seeds. A seed declines if
 its last tenth is below .9 of its mean at 20 to 25M steps (positive returns only), from the thinned metrics.
