@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ import nextpolicy
 from nextpolicy.algos.base import Parts
 from nextpolicy.algos.sac import SAC, Trained, Transition
 from nextpolicy.algos.sac_settings import SACSettings
+from nextpolicy.config import presets
 from nextpolicy.core.shards import Shards
 from nextpolicy.export import numpy_policy
+from nextpolicy.loop import population
 from nextpolicy.nets.squashed import SquashedGaussian
+from nextpolicy.run.job import make_job
 from nextpolicy.settings import ConfigError
 from nextpolicy.types import Networks, PolicySnapshot
 
@@ -129,7 +133,9 @@ def _numpy_step(trained: Trained, pi: PolicySnapshot, batch: Transition, draws: 
 def test_a_gradient_step_is_that_of_numpy(x64: None, seed: int) -> None:
     trained, pi, batch = _case(seed)
     draws = np.random.default_rng(seed + 100).normal(size=(2, BATCH, ACTIONS))
-    after, terms = _algorithm().gradient_step(SETTINGS, trained, None, pi, batch, jnp.asarray(draws))
+    algorithm, noise = _algorithm(), jnp.asarray(draws)
+    successor = algorithm.successors(pi, batch.next_obs, noise[0])
+    after, terms = algorithm.gradient_step(SETTINGS, trained, None, batch, successor, noise[1])
     expected = _numpy_step(trained, pi, batch, draws)
     for ours, theirs in (
         (after.params["critic"], expected["critic"]),
@@ -146,7 +152,8 @@ def test_the_bootstrap_is_of_the_frozen_target_and_of_nothing_else(x64: None) ->
     trained, pi, batch = _case()
     other = PolicySnapshot(_actor(np.random.default_rng(9)), None)
     noise = jnp.asarray(np.random.default_rng(7).normal(size=(BATCH, ACTIONS)))
-    y = lambda trained, pi: _algorithm().bootstrap(SETTINGS, trained, None, pi, batch, noise)  # noqa: E731
+    successors = lambda pi: _algorithm().successors(pi, batch.next_obs, noise)  # noqa: E731
+    y = lambda trained, pi: _algorithm().bootstrap(SETTINGS, trained, None, batch, successors(pi))  # noqa: E731
     before = y(trained, pi)
     moved = y(trained, other)
     assert (jnp.abs(moved - before)[~batch.terminated] > 1e-3).all()
@@ -257,3 +264,15 @@ def test_buffers_that_exceed_the_memory_are_refused_before_a_folder_is_made(
         _train(tmp_path / "run", algo="sac", replay_size=most + 8)
     assert not (tmp_path / "run").exists()
     assert len(_train(tmp_path / "run", algo="sac", replay_size=most, total_env_steps=8).metrics) == 2
+
+
+def test_no_round_copies_the_replay_buffer() -> None:
+    """XLA copies what branches and loops cannot update in place; a copy of a large buffer takes as long as a round."""
+    about = {"replay_size": 4112, "hidden": (8,), "minibatch_size": 8, "total_env_steps": 1600}
+    job = make_job(presets.build("gymnax/Pendulum-v1", algo="sac,sv-sac", seeds=1, **about))
+    init, block = population._functions(job.setup, job.env, 4, None)
+    state = jax.eval_shape(init, job.seeds)
+    compiled = jax.jit(block, donate_argnums=1).lower(job.hypers, state, np.int32(4), np.bool_(False)).compile()
+    text = compiled.as_text()
+    assert re.search(r"\w+\[4112", text)
+    assert not re.findall(r"= \w+\[4112[^(]*copy\(", text)

@@ -23,6 +23,8 @@ def test_the_suites_are_those_of_the_paper():
         "brax-gate": 4,
         "minatar-criteria": 5,
         "brax-criteria": 4,
+        "brax-sac": 4,
+        "minatar-pqn": 5,
         "atari": 16,
         "classic": 4,
         "smoke": 3,
@@ -32,6 +34,7 @@ def test_the_suites_are_those_of_the_paper():
     assert members["minatar-tuning"] == 36  # 4 thresholds x 3 bounds x 3 seeds
     assert members["brax-gate"] == 16  # 2 bounds x 8 seeds
     assert members["minatar-criteria"] == members["brax-criteria"] == 24  # 3 criteria x 8 seeds
+    assert members["brax-sac"] == members["minatar-pqn"] == 24  # 3 variants x 8 seeds
     assert SUITES["brax"].config("brax/ant").run.total_env_steps == 50_000_000
     assert SUITES["brax-paper"].config("brax/ant").algorithm.truncation == "terminal"
     assert SUITES["brax-gate"].config("brax/hopper").members()[0].variant == "sv-dynamic[decay_fraction=0,k_max=8]"

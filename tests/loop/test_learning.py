@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -152,3 +153,13 @@ def test_both_policies_of_a_trained_run_are_good(tmp_path: Any) -> None:
     for policy in ("target", "behaviour"):
         table = run.evaluate(episodes=32, policy=policy, greedy=True)
         assert (table["mean"] >= 475).all(), table
+
+
+@pytest.mark.slow
+def test_sac_solves_pendulum_on_all_seeds(tmp_path: Path) -> None:
+    run = nextpolicy.train(
+        "gymnax/Pendulum-v1", algo="sac", seeds=8, total_env_steps=12_000, out=tmp_path / "run", quiet=True
+    )
+    scores = run.evaluate(100, num_envs=100)["mean"]
+    assert len(scores) == 8
+    assert scores.min() > -200

@@ -36,7 +36,9 @@ class Algorithm(Protocol):
     name: ClassVar[str]
     settings: ClassVar[type[Settings]]
     # Optional: `networks_kind: ClassVar[str]`, the networks it needs (see `nets.kinds`), by default an actor and a
-    # critic; `unsupported_criteria: ClassVar[tuple[str, ...]]`, criteria whose evidence it does not measure.
+    # critic; `unsupported_criteria: ClassVar[tuple[str, ...]]`, criteria whose evidence it does not measure;
+    # `remember(learner, rollout)`, which adds the rollout to `learner.replay`. It is called before `learn` and
+    # `update_statistics`, which must leave `learner.replay` as it is.
     variants: ClassVar[dict[str, Pace]]  # by the names that `--algo` accepts
 
     def __init__(self, settings: Any, parts: Parts) -> None: ...

@@ -53,6 +53,13 @@ class Transition(NamedTuple):
     valid: Array  # bool
 
 
+class Successor(NamedTuple):
+    """What the target policy pi does in the successor s'."""
+
+    action: Array  # [B, A] a' ~ pi(. | s')
+    log_prob: Array  # [B] log pi(a' | s') of actions scaled to [-1, 1]
+
+
 class Trained(NamedTuple):
     """What a gradient step changes."""
 
@@ -111,22 +118,22 @@ class SAC:
         key: Array,
         progress: Array,
     ) -> tuple[Learner, Evidence, Metrics]:
-        """Add the rollout to the buffer, then take gradient steps on critics, actor and temperature."""
+        """Take gradient steps on critics, actor and temperature."""
         pi = self.behaviour(learner) if target is None else target
         key_index, key_steps, key_evidence = jax.random.split(key, 3)
-        held = replay.add(learner.replay, self._transitions(rollout))
-        # Draw all minibatches and all noise before the scan: inside, every kernel would be launched at every step.
+        # All that does not depend on what a step learns is computed before the scan, in few large operations.
         lead = (self.updates, settings.minibatch_size)
-        batches = replay.take(held, replay.indices(held, key_index, lead))
-        noise = jax.random.normal(key_steps, (self.updates, 2, settings.minibatch_size, self.parts.action_size))
+        batches = replay.take(learner.replay, replay.indices(learner.replay, key_index, lead))
+        noise = jax.random.normal(key_steps, (2, *lead, self.parts.action_size))
+        successors = self.successors(pi, batches.next_obs, noise[0])
 
-        def one_step(trained: Trained, inputs: tuple[Transition, Array]) -> tuple[Trained, Array]:
-            trained, terms = self.gradient_step(settings, trained, learner.obs_stats, pi, *inputs)
+        def one_step(trained: Trained, inputs: tuple[Transition, Successor, Array]) -> tuple[Trained, Array]:
+            trained, terms = self.gradient_step(settings, trained, learner.obs_stats, *inputs)
             return trained, jnp.stack([terms[name] for name in _TERMS])
 
-        trained, terms = jax.lax.scan(one_step, learner.trained, (batches, noise))
+        trained, terms = jax.lax.scan(one_step, learner.trained, (batches, successors, noise[1]))
         # Statistics are updated only here: beta_{k+1} has the new parameters and the new statistics.
-        learned = self._with_statistics(Learner(trained, learner.obs_stats, held), rollout)
+        learned = self.update_statistics(learner._replace(trained=trained), rollout)
         evidence = self._evidence(settings, learner, learned, pi, rollout, key_evidence)
         fit = dict(zip(_TERMS, jnp.mean(terms, axis=0), strict=True))
         return learned, evidence, fit | self._state_metrics(learned, rollout)
@@ -136,13 +143,13 @@ class SAC:
         settings: SACSettings,
         trained: Trained,
         obs_stats: RunningStats | None,
-        pi: PolicySnapshot,
         batch: Transition,
+        successor: Successor,
         noise: Array,
     ) -> tuple[Trained, Metrics]:
         """One step of Adam on the critics, then the actor against the new critics, then alpha, then Qbar.
 
-        `noise` [2, B, A] is standard normal: for the bootstrap's actions and for the actor's.
+        `successor` is what pi does in `batch.next_obs`; `noise` [B, A], standard normal, is for the actor's actions.
 
         critics  1/2 sum_i mean (Q_i(s, a) - y)^2
         actor    mean alpha log beta(a | s) - min_i Q_i(s, a),   a ~ beta(. | s)
@@ -150,7 +157,7 @@ class SAC:
         """
         mean = partial(self.shards.share_of_mean, valid=batch.valid)
         alpha = jnp.exp(trained.log_temperature)
-        y = self.bootstrap(settings, trained, obs_stats, pi, batch, noise[0])
+        y = self.bootstrap(settings, trained, obs_stats, batch, successor)
         critic, actor = trained.params["critic"], trained.params["actor"]
 
         def critic_loss(critic: Params) -> tuple[Array, Array]:
@@ -162,7 +169,7 @@ class SAC:
 
         def actor_loss(actor: Params) -> tuple[Array, Array]:
             dist = self._policy(PolicySnapshot(actor, obs_stats), batch.obs)
-            action, log_prob = dist.perturbed_with_unit_log_prob(noise[1])
+            action, log_prob = dist.perturbed_with_unit_log_prob(noise)
             q = jnp.min(self._q(critic, obs_stats, batch.obs, action), axis=0)
             return mean(alpha * log_prob - q), mean(log_prob)
 
@@ -180,22 +187,21 @@ class SAC:
         terms = {"value_loss": value_loss, "policy_loss": policy_loss, "entropy": -log_prob, "q": q}
         return Trained({"actor": actor, "critic": critic}, average, log_temperature, states), terms
 
+    def successors(self, pi: PolicySnapshot, next_obs: Array, noise: Array) -> Successor:
+        """a' ~ pi(. | s') from standard normal noise [..., A]: at once for all gradient steps of a round."""
+        return Successor(*self._policy(pi, next_obs).perturbed_with_unit_log_prob(noise))
+
     def bootstrap(
         self,
         settings: SACSettings,
         trained: Trained,
         obs_stats: RunningStats | None,
-        pi: PolicySnapshot,
         batch: Transition,
-        noise: Array,
+        successor: Successor,
     ) -> Array:
-        """The critics' targets y [B]: one step, then the soft value of pi at the true successor.
-
-        `noise` [B, A] is standard normal.
-        """
-        action, log_prob = self._policy(pi, batch.next_obs).perturbed_with_unit_log_prob(noise)
-        q = jnp.min(self._q(trained.critic_average, obs_stats, batch.next_obs, action), axis=0)
-        value = q - jnp.exp(trained.log_temperature) * log_prob
+        """The critics' targets y [B]: one step, then the soft value of pi at the true successor."""
+        q = jnp.min(self._q(trained.critic_average, obs_stats, batch.next_obs, successor.action), axis=0)
+        value = q - jnp.exp(trained.log_temperature) * successor.log_prob
         return settings.reward_scale * batch.reward + settings.gamma * jnp.where(batch.terminated, 0.0, value)
 
     def adopt(self, learner: Learner, other: Learner) -> Learner:
@@ -204,12 +210,12 @@ class SAC:
             trained=other.trained._replace(opt_state=learner.trained.opt_state), obs_stats=other.obs_stats
         )
 
-    def update_statistics(self, learner: Learner, rollout: Rollout) -> Learner:
-        """Keep the data of a round of random actions: in the statistics and in the replay buffer."""
-        held = replay.add(learner.replay, self._transitions(rollout))
-        return self._with_statistics(learner._replace(replay=held), rollout)
+    def remember(self, learner: Learner, rollout: Rollout) -> Learner:
+        """Add the rollout to the replay buffer."""
+        return learner._replace(replay=replay.add(learner.replay, self._transitions(rollout)))
 
-    def _with_statistics(self, learner: Learner, rollout: Rollout) -> Learner:
+    def update_statistics(self, learner: Learner, rollout: Rollout) -> Learner:
+        """Update the statistics that normalise observations."""
         return learner._replace(obs_stats=observed(learner.obs_stats, rollout, self.shards))
 
     def _evidence(
@@ -232,7 +238,9 @@ class SAC:
             self.shards,
             minibatch.flatten(rollout.valid),
             batch.action,
-            self.bootstrap(settings, before.trained, before.obs_stats, pi, batch, noise),
+            self.bootstrap(
+                settings, before.trained, before.obs_stats, batch, self.successors(pi, batch.next_obs, noise)
+            ),
             value(before, batch.action),
             value(after, batch.action),
             (dist, cast(Distribution, minibatch.flatten(rollout.behaviour_dist)), next_dist),

@@ -77,6 +77,24 @@ SUITES: dict[str, Suite] = {
             seeds=8,
             fields={**_CRITERIA, "decay_fraction": 0.0, "k_max": 32},
         ),
+        Suite(
+            "brax-sac",
+            "SAC and SV-SAC on four tasks, 1M steps, 8 seeds",
+            tuple(f"brax/{name}" for name in ("reacher", "ant", "hopper", "halfcheetah")),
+            preset="corrected",
+            algo=("sac", "sv-sac-static", "sv-sac"),
+            seeds=8,
+            # A decay would make sv-sac plain SAC after the first 5 %; a round has 64 gradient steps.
+            fields={"total_env_steps": 1_000_000, "decay_fraction": 0.0, "k_max": 32},
+        ),
+        Suite(
+            "minatar-pqn",
+            "PQN and SV-PQN on five MinAtar games, 10M steps, 8 seeds",
+            _MINATAR,
+            preset="corrected",
+            algo=("pqn", "sv-pqn-static", "sv-pqn"),
+            seeds=8,
+        ),
         Suite("atari", "sixteen Atari games, 200M frames, 5 seeds", _ATARI, preset="corrected", seeds=5),
         Suite(
             "classic",

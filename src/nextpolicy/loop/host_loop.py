@@ -20,6 +20,7 @@ from nextpolicy.loop.actions import action_noise, random_actions, shape_action
 from nextpolicy.loop.host_collect import Buffer, Compiled, Log, Table, Worker, padded
 from nextpolicy.loop.keys import RoundKeys, member_keys, round_keys
 from nextpolicy.loop.population import Program
+from nextpolicy.loop.replay import remember
 from nextpolicy.loop.round import one_round, warm_up_round
 from nextpolicy.loop.state import Agent, Hypers, MemberState, Setup, init_agent
 from nextpolicy.types import Array, Episodes, Metrics, PolicySnapshot, PyTree, Rollout
@@ -60,10 +61,12 @@ def compile_functions(setup: Setup, env: HostEnv) -> Compiled:
         ended: Array,
         keys: RoundKeys,
     ) -> tuple[Agent, Metrics]:
-        return one_round(setup, hypers, agent, _rollout(env, buffer, next_obs, table), Episodes(*ended), keys)
+        rollout = _rollout(env, buffer, next_obs, table)
+        return one_round(setup, hypers, remember(setup, agent, rollout), rollout, Episodes(*ended), keys)
 
     def warm_up(agent: Agent, buffer: Buffer, next_obs: Array | None, table: Table[Array], keys: RoundKeys) -> Agent:
-        return warm_up_round(setup, agent, _rollout(env, buffer, next_obs, table), keys)
+        rollout = _rollout(env, buffer, next_obs, table)
+        return warm_up_round(setup, remember(setup, agent, rollout), rollout, keys)
 
     return Compiled(
         init=jax.jit(lambda seeds: init_members(setup, seeds).agent),

@@ -18,6 +18,7 @@ from nextpolicy.core.shards import Shards
 from nextpolicy.envs.base import DeviceEnv
 from nextpolicy.loop.collect import collect, init_workers
 from nextpolicy.loop.keys import member_keys, round_keys
+from nextpolicy.loop.replay import reads_replay, remember, with_replay_of
 from nextpolicy.loop.round import one_round, warm_up_round
 from nextpolicy.loop.state import Hypers, MemberState, Setup, init_agent
 from nextpolicy.types import Array, Metrics, PyTree
@@ -63,13 +64,14 @@ def member_round(
     workers, rollout, episodes = collect(setup, env, hypers, agent, workers, keys, warming)
     # Jitted, so that `eval_shape` and the actual call trace the round only once.
     learn = jax.jit(lambda agent, rollout: one_round(setup, hypers, agent, rollout, episodes, keys))
+    agent = remember(setup, agent, rollout)
     if warming is None:
         agent, metrics = learn(agent, rollout)
         return MemberState(agent, workers), metrics
     empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(learn, agent, rollout)[1])
     warm_up = lambda agent, rollout: (warm_up_round(setup, agent, rollout, keys), empty)  # noqa: E731
-    agent, metrics = jax.lax.cond(warming, warm_up, learn, agent, rollout)
-    return MemberState(agent, workers), metrics
+    after, metrics = jax.lax.cond(warming, reads_replay(warm_up), reads_replay(learn), agent, rollout)
+    return MemberState(with_replay_of(agent, after), workers), metrics
 
 
 def repeat_rounds(
