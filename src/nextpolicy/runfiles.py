@@ -28,6 +28,7 @@ OPERATIONAL_FIELDS = frozenset({"population", "devices", "block_rounds", "tensor
 EVALUATION = "evaluation.json"  # returns of the target policy, written by a suite once training has finished
 STUDY = "study.json"  # marks the run of a study, whose tables belong to its rounds
 STATISTICS_FILE = "statistics.csv"  # in a small copy of a run (`nextpolicy report --compact`)
+COPIED = "copied.json"  # in such a copy: size and digest of its files
 EVALUATIONS = "evaluations.csv"  # returns of the policies during training, if it was asked for
 BEST = "best"  # folder of the policies with the highest of these returns, one file for each member
 NOT_SETTINGS = ("about", "custom", "extended")  # keys of config.json that are not fields of the configuration
@@ -147,6 +148,17 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def _digest_of(content: Mapping[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def read_evaluation(run: Path) -> list[dict[str, Any]]:
+    """The rows of evaluation.json; ValueError if they cannot be read or were changed after they were written."""
+    file = run / EVALUATION
+    old = file.read_bytes()[:1] == b"["  # version 0.1 wrote a list
+    content = {"rows": json.loads(file.read_text())} if old else read_manifest(file)
+    env = read_object(run / "config.json").get("env")
+    if not isinstance(rows := content.get("rows"), list) or content.get("env", env) != env:
+        raise ValueError(f"expected rows of {env}, got something else")
+    return rows
 
 
 def newest_manifest(checkpoints: Path) -> tuple[int, dict[str, Any]]:

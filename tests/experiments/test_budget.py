@@ -17,7 +17,7 @@ from nextpolicy.experiments.execution import Outcome, run_task
 from nextpolicy.experiments.suite import Suite, slug
 from nextpolicy.experiments.task import Task, open_folder, state_of
 from nextpolicy.run import api
-from nextpolicy.runfiles import EVALUATION
+from nextpolicy.runfiles import EVALUATION, read_evaluation
 
 pytestmark = pytest.mark.quick_compilation
 TINY = {"total_env_steps": 64, "num_envs": 4, "rollout_length": 8, "minibatch_size": 32, "hidden": (8,)}
@@ -116,7 +116,7 @@ def test_evaluation_stops_at_the_deadline_and_short_budgets_come_to_its_end(
         outcome = run_task(task, Deadline(clock.now + 1), silent)
         assert work.evaluated == members
     assert outcome == Outcome("done")
-    rows = json.loads((Path(task.path) / EVALUATION).read_text())
+    rows = read_evaluation(Path(task.path))
     assert rows == [{"member": i, "variant": "ppo", "seed": i, "mean": 3.0} for i in range(4)]
     assert not (Path(task.path) / execution.PART).exists()
 
@@ -162,7 +162,7 @@ def test_members_evaluated_over_other_episodes_do_not_count(
     run_task(task, Deadline(clock.now + 15), silent)
     assert run_task(replace(task, evaluate_episodes=5), Deadline(None), silent) == Outcome("done")
     assert work.evaluated == [0, 0, 1, 2, 3]
-    assert {row["mean"] for row in json.loads((Path(task.path) / EVALUATION).read_text())} == {5.0}
+    assert {row["mean"] for row in read_evaluation(Path(task.path))} == {5.0}
 
 
 @pytest.mark.allow_rank_promotion
@@ -175,7 +175,7 @@ def test_an_evaluation_in_pieces_is_the_undisturbed_one(
     (whole,) = tasks_of(tmp_path / "whole", env, seeds=2)
     assert run_task(whole, Deadline(None), silent) == Outcome("done")
     expected = (Path(whole.path) / EVALUATION).read_bytes()
-    assert json.loads(expected) == api.load(whole.path).evaluate(3).to_dict("records")
+    assert read_evaluation(Path(whole.path)) == api.load(whole.path).evaluate(3).to_dict("records")
     (Path(whole.path) / EVALUATION).unlink()
     deadline = Deadline(None)
     allowed = iter((True, True, False))

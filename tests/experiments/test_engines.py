@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
@@ -25,6 +24,7 @@ from nextpolicy.experiments.suite import SuiteError
 from nextpolicy.experiments.task import State, Task, state_of
 from nextpolicy.run import training
 from nextpolicy.run.folder import RunFolder
+from nextpolicy.runfiles import read_evaluation
 
 from .helpers import Pretence, never, silent, tiny
 
@@ -97,7 +97,7 @@ def evaluated_task(tmp_path) -> Task:
 def test_an_evaluation_is_made_once(pretence, evaluated_task):
     assert [run_task(evaluated_task, never, silent) for _ in range(2)] == [Outcome("done")] * 2
     assert (pretence.trained, pretence.evaluated) == (1, 1)
-    assert json.loads((Path(evaluated_task.path) / "evaluation.json").read_text()) == [{"member": 0, "mean": 7.0}]
+    assert read_evaluation(Path(evaluated_task.path)) == [{"member": 0, "mean": 7.0}]
     assert state_of(evaluated_task) == State("done", 6, 6)
 
 

@@ -94,6 +94,9 @@ def test_statistics_that_are_none(folder: Path, tmp_path: Path, capsys, change, 
     file = tmp_path / "ant" / "statistics.csv"
     file.write_text(change(file.read_text()))
     assert report(tmp_path, "--out", tmp_path / "page.html") == 2
+    assert "statistics.csv has changed since it was copied; copy the run again" in capsys.readouterr().err
+    (tmp_path / "ant" / "copied.json").unlink()  # as an earlier version wrote it
+    assert report(tmp_path, "--out", tmp_path / "page.html") == 2
     said = capsys.readouterr().err.strip()
     assert len(said.splitlines()) == 1
     assert expected in said

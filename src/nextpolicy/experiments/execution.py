@@ -6,7 +6,6 @@ once. The process may therefore be killed at any time; the same call continues t
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nextpolicy.experiments.deadline import Deadline
 from nextpolicy.experiments.task import Task, hold, is_evaluated, is_trained, open_folder
 from nextpolicy.run.folder import RunError, RunFolder, is_held
-from nextpolicy.runfiles import EVALUATION, write_json
+from nextpolicy.runfiles import EVALUATION, read_manifest, write_manifest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -102,10 +101,10 @@ def _evaluate(task: Task, deadline: Deadline, tell: Tell) -> bool:
             began = time.time()
             rows.append(next(evaluations))
             deadline.evaluation = max(deadline.evaluation, time.time() - began)
-            write_json(part, {"evaluate_episodes": task.evaluate_episodes, "rows": rows})
+            write_manifest(part, {"evaluate_episodes": task.evaluate_episodes, "rows": rows})
         if len(rows) < count:
             return False
-        write_json(folder.path / EVALUATION, rows)
+        write_manifest(folder.path / EVALUATION, {"env": task.env, "rows": rows})
         part.unlink(missing_ok=True)
         if "reason" in folder.status():  # from an earlier evaluation that failed
             _set_status(folder, "finished")
@@ -117,7 +116,7 @@ def _evaluate(task: Task, deadline: Deadline, tell: Tell) -> bool:
 def _rows_so_far(part: Path, task: Task) -> list[dict[str, Any]]:
     """The rows of earlier calls, from the first member on; empty if the file is damaged or does not match the task."""
     try:
-        kept = json.loads(part.read_text())
+        kept = read_manifest(part)
         rows = kept["rows"]
         expected = [(i, member.variant, member.seed) for i, member in enumerate(task.config.members())][: len(rows)]
         same = [(row["member"], row["variant"], row["seed"]) for row in rows] == expected

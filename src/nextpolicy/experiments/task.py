@@ -10,7 +10,7 @@ from typing import NamedTuple
 from nextpolicy.config import TrainConfig, nearest
 from nextpolicy.experiments.suite import Suite, SuiteError, slug
 from nextpolicy.run.folder import RunError, RunFolder, is_held
-from nextpolicy.runfiles import EVALUATION
+from nextpolicy.runfiles import read_evaluation
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,10 @@ def is_trained(task: Task) -> bool:
 
 def is_evaluated(task: Task) -> bool:
     """Whether the target policy has been evaluated, or the suite has no evaluation."""
-    return not task.evaluate_episodes or (Path(task.path) / EVALUATION).is_file()
+    try:
+        return not task.evaluate_episodes or bool(read_evaluation(Path(task.path)))
+    except (OSError, ValueError, RecursionError):  # none yet, or damaged: it is computed again
+        return False
 
 
 def hold(path: Path) -> RunFolder:

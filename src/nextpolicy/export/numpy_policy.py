@@ -15,6 +15,8 @@ the network as a list of layers, `policy.npz` holds their arrays. Images are [N,
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import math
 from collections.abc import Callable
@@ -32,10 +34,21 @@ Layer = dict[str, Any]
 
 
 def load(folder: str | Path) -> Policy:
-    """The policy in a folder. Reading it executes no code."""
+    """The policy in a folder. Reading it executes no code. Raises ValueError if a file was damaged."""
     description = json.loads((Path(folder) / "policy.json").read_text(encoding="utf-8"))
-    with np.load(Path(folder) / "policy.npz", allow_pickle=False) as file:
+    data = (Path(folder) / "policy.npz").read_bytes()
+    digest = description.pop("digest", None)  # version 0.1 wrote none
+    if digest not in (None, digest_of(json.dumps(description, sort_keys=True).encode())):
+        raise ValueError(f"{folder}: policy.json has changed since it was written; export the policy again")
+    if description.get("arrays") not in (None, digest_of(data)):
+        raise ValueError(f"{folder}: policy.npz has changed since it was written; export the policy again")
+    with np.load(io.BytesIO(data), allow_pickle=False) as file:
         return Policy(description, {name: file[name] for name in file.files})
+
+
+def digest_of(data: bytes) -> str:
+    """What policy.json records of itself (`digest`) and of policy.npz (`arrays`)."""
+    return hashlib.blake2b(data).hexdigest()
 
 
 class Policy:

@@ -11,7 +11,7 @@ import numpy as np
 from nextpolicy.config import ConfigError
 from nextpolicy.export import numpy_policy, onnx_graph
 from nextpolicy.export.numpy_policy import Arrays
-from nextpolicy.runfiles import write_json, write_whole
+from nextpolicy.runfiles import write_manifest, write_whole
 
 
 def check(folder: str | Path, onnx: bool) -> Path:
@@ -39,7 +39,7 @@ def write(path: Path, description: dict[str, Any], arrays: Arrays, onnx: bool) -
         write_whole(path / "policy.onnx", model)
     write_whole(path / "load_policy.py", Path(numpy_policy.__file__).read_bytes())
     write_whole(path / "README.md", _readme(description, onnx).encode())
-    write_json(path / "policy.json", description)
+    write_manifest(path / "policy.json", {**description, "arrays": numpy_policy.digest_of(packed.getvalue())})
 
 
 def _readme(description: dict[str, Any], onnx: bool) -> str:

@@ -59,6 +59,8 @@ def _write(run: Run, place: Path) -> None:
     statistics = members[[each.name for each in columns.present(members)]]
     (part / runfiles.STATISTICS_FILE).write_text(statistics.to_csv(index_label="member"))
     (part / "metrics" / runfiles.part_name(0, run.rounds - 1)).write_bytes(_drawn(run.frame))
+    files = {str(file.relative_to(part)): runfiles.record_file(file) for file in part.rglob("*") if file.is_file()}
+    runfiles.write_manifest(part / runfiles.COPIED, {"files": files})
     part.rename(place)
 
 

@@ -6,7 +6,6 @@ and statistics.csv.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +79,7 @@ def find(paths: Sequence[str | Path]) -> list[Path]:
 
 def load(path: Path, *, allow_gaps: bool = False) -> Run:
     """Read a run folder; missing or damaged metrics are an error unless `allow_gaps`."""
+    _check_copy(path)
     raw = _json(path / "config.json")
     about = raw.get("about", {})
     if not isinstance(about, dict) or not isinstance(about.get("versions", {}), dict):
@@ -122,6 +122,19 @@ def load(path: Path, *, allow_gaps: bool = False) -> Run:
     )
 
 
+def _check_copy(path: Path) -> None:
+    """Raise if this is a small copy of a run and a file was changed since. Earlier versions recorded none."""
+    if not (path / runfiles.COPIED).is_file():
+        return
+    try:
+        expected = runfiles.records(runfiles.read_manifest(path / runfiles.COPIED).get("files"))
+        changed = [name for name, record in expected.items() if runfiles.record_file(path / name) != record]
+    except (OSError, ValueError) as error:
+        raise ReportError(f"run {path}: {runfiles.COPIED} cannot be read ({error}); copy the run again") from None
+    if changed:
+        raise ReportError(f"run {path}: {changed[0]} has changed since it was copied; copy the run again")
+
+
 def _json(path: Path) -> dict[str, Any]:
     try:
         return runfiles.read_object(path)
@@ -130,11 +143,10 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _evaluation(path: Path) -> dict[int, float]:
-    file = path / "evaluation.json"
-    if not file.is_file():
+    if not (path / runfiles.EVALUATION).is_file():
         return {}
     try:
-        rows = json.loads(file.read_text())
+        rows = runfiles.read_evaluation(path)
         return {whole("member", row["member"], 0, MAX_MEMBERS): _finite(row["mean"]) for row in rows}
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ReportError(f"run {path}: evaluation.json cannot be read ({error})") from None

@@ -93,7 +93,8 @@ def train(
 def _run(job: Job, folder: RunFolder, callback: Callback | None, *, quiet: bool, **how: Any) -> None:
     """Train, and say so if the callback stopped it."""
     caller = Caller(callback, job, folder)
-    run_job(job, folder, quiet=quiet, on_block=caller.on_block, stop=caller.stop, longest=caller.rounds_until, **how)
+    how |= {"on_block": caller.on_block, "on_resume": caller.on_resume}
+    run_job(job, folder, quiet=quiet, stop=caller.stop, longest=caller.rounds_until, **how)
     if caller.asked and folder.status()["state"] == "stopped" and not quiet:
         done, rounds = folder.status()["rounds_done"], job.config.num_rounds
         print(f"{folder.path}: stopped by its callback after {done} of {rounds} rounds", file=sys.stderr)

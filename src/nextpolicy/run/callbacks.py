@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,7 +16,7 @@ import pandas as pd
 from nextpolicy.config import ConfigError, shown, whole
 from nextpolicy.loop.evaluate import evaluator
 from nextpolicy.run import arrays, metrics
-from nextpolicy.run.folder import RunFolder
+from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.job import MAX_ROUNDS as MAX_BLOCK
 from nextpolicy.run.job import Job
 from nextpolicy.run.run import Run
@@ -97,11 +99,19 @@ class EvaluateEvery:
 
     def __call__(self, block: BlockEnd) -> None:
         before = (block.rounds_done - block.metrics["round"].nunique()) * block.run.config.batch_size
-        if block.env_steps // self.every == before // self.every and block.rounds_done < block.rounds:
-            return
+        if block.env_steps // self.every != before // self.every or block.rounds_done == block.rounds:
+            self._evaluate_all(block)
+
+    def catch_up(self, block: BlockEnd) -> None:
+        """Evaluate a run that was cut off after a block was saved and before it was evaluated."""
+        file = block.run.path / EVALUATIONS
+        if not file.is_file() or block.env_steps not in set(read_evaluations(file)["env_steps"]):
+            self(block)
+
+    def _evaluate_all(self, block: BlockEnd) -> None:
         rows = [self._row(block, member) for member in range(len(block.run.members))]
         file = block.run.path / EVALUATIONS
-        earlier = pd.read_csv(file) if file.is_file() else pd.DataFrame(columns=list(rows[0]))
+        earlier = read_evaluations(file) if file.is_file() else pd.DataFrame(columns=list(rows[0]))
         earlier = earlier[earlier["env_steps"] < block.env_steps]  # a run that was cut off repeats the rest
         best = earlier.groupby("member")["mean"].max()
         (block.run.path / BEST).mkdir(exist_ok=True)
@@ -110,7 +120,7 @@ class EvaluateEvery:
                 path = block.run.path / BEST / f"member-{row['member']:05d}.npz"
                 arrays.save(path, block.run.snapshot(self.policy, row["member"]))
         table = pd.concat([earlier, pd.DataFrame(rows)]) if len(earlier) else pd.DataFrame(rows)
-        write_whole(file, table.to_csv(index=False).encode())
+        write_whole(file, _checked(table).to_csv(index=False).encode())
 
     def _row(self, block: BlockEnd, member: int) -> dict[str, Any]:
         job = block.run._job
@@ -124,6 +134,32 @@ class EvaluateEvery:
         return {**found, "episodes": self.episodes, "mean": mean, "std": std}
 
 
+def _checked(table: pd.DataFrame) -> pd.DataFrame:
+    """`table` with a checksum of each row, as the text of its values, in the last column."""
+    values = table.drop(columns="check", errors="ignore")
+    lines = values.to_csv(index=False, header=False).splitlines()
+    return values.assign(check=[_check(line) for line in lines])
+
+
+def _check(values: str) -> str:
+    return f"crc {zlib.crc32(values.encode()):08x}"
+
+
+def read_evaluations(file: Path) -> pd.DataFrame:
+    """The rows of evaluations.csv. Raises if it cannot be read or a row was changed after it was written."""
+    try:
+        table = pd.read_csv(file)
+        rows = [line.rpartition(",") for line in file.read_text().splitlines()[1:]]
+        if "check" in table and any(check != _check(values) for values, _, check in rows):
+            raise ValueError("a row was changed")
+        if not {"env_steps", "member", "mean"} <= set(table):
+            raise ValueError("expected columns env_steps, member and mean")
+        return table
+    except (OSError, ValueError, KeyError) as error:
+        line = " ".join(str(error).split())
+        raise RunError(f"run: {file} cannot be read ({line}); move it away to start a new one") from None
+
+
 class _All:
     """Several callbacks as one, which stops if one of them wants to."""
 
@@ -133,6 +169,10 @@ class _All:
     def __call__(self, block: BlockEnd) -> bool:
         wishes = [_answer(callback(block)) for callback in self.callbacks]  # also after one that wants to stop
         return any(wishes)
+
+    def catch_up(self, block: BlockEnd) -> None:
+        for callback in self.callbacks:
+            catch_up(callback, block)
 
     def rounds_until(self, done: int, batch_size: int) -> int:
         return min(rounds_until(callback, done, batch_size) for callback in self.callbacks)
@@ -154,6 +194,13 @@ def rounds_until(callback: Callback | None, done: int, batch_size: int) -> int:
     """After how many rounds the callback wants to be called at the latest, at least 1."""
     wish = getattr(callback, "rounds_until", None)
     return MAX_BLOCK if wish is None else max(1, min(MAX_BLOCK, wish(done, batch_size)))
+
+
+def catch_up(callback: Callback | None, block: BlockEnd) -> None:
+    """Give a callback with a method `catch_up` the last block before a run was cut off, as far as its last round."""
+    wish = getattr(callback, "catch_up", None)
+    if wish is not None:
+        wish(block)
 
 
 def checked(callback: Callback | Sequence[Callback] | None) -> Callback | None:
@@ -181,6 +228,14 @@ class Caller:
         done = first + len(values["accepted"][0])
         wants = self.callback(BlockEnd(Run(self.folder, lambda: job), frame, done, config.num_rounds))
         self.asked = _answer(wants)
+
+    def on_resume(self, done: int) -> None:
+        """Call before the first block of a run that was resumed after `done` rounds."""
+        if self.callback is None or jax.process_index() > 0:
+            return
+        job, run = self.job, Run(self.folder, lambda: self.job)
+        last = pd.DataFrame({"round": [done - 1]})
+        catch_up(self.callback, BlockEnd(run, last, done, job.config.num_rounds))
 
     def rounds_until(self, done: int) -> int:
         """The greatest length of the next block."""

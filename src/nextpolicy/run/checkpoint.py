@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ def save(folder: Path, rounds_done: int, state: PyTree, keep: int, about: Mappin
     if first:
         _remove(path)  # left by a save of this round that was killed
     with interrupt.deferred():
+        threads = threading.enumerate()
         try:
             orbax_io.check_room(folder, state)
             with orbax_io.without_wildcards(path.parent) as place, orbax_io.quiet_threads():
@@ -52,7 +54,7 @@ def save(folder: Path, rounds_done: int, state: PyTree, keep: int, about: Mappin
                 facts = {"rounds_done": rounds_done, "state_format": STATE_FORMAT, "files": files}
                 write_manifest(manifest_path(folder, rounds_done), {**facts, **(about or {})})
         except (OSError, ValueError, RuntimeError) as error:
-            orbax_io.ignore_lost_futures()
+            orbax_io.end_failed_save(threads)
             if first:
                 _remove(path)
                 _clear_leftovers(folder)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
 from nextpolicy._version import __version__
 from nextpolicy.envs.base import is_host_env
 from nextpolicy.export import describe, write
+from nextpolicy.run.callbacks import read_evaluations
 from nextpolicy.run.folder import RunError
 from nextpolicy.runfiles import EVALUATIONS
 
@@ -44,7 +43,7 @@ def export(run: Run, folder: str | Path, policy: str, member: int, onnx: bool) -
 def _env_steps(run: Run, policy: str, member: int) -> int:
     """Environment steps that the member had taken when its policy was saved."""
     if policy == "best":
-        rows = pd.read_csv(run.path / EVALUATIONS)
+        rows = read_evaluations(run.path / EVALUATIONS)
         rows = rows[rows["member"] == member]
         return int(rows.loc[rows["mean"].idxmax(), "env_steps"])
     return int(run._agents.round[member]) * run.config.batch_size

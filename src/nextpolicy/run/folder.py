@@ -57,8 +57,12 @@ class RunFolder:
         for part in (folder.path, folder.metrics, folder.checkpoints):
             part.mkdir(parents=True, exist_ok=True)
         folder.lock()
-        write_json(folder.path / "config.json", settings)
-        folder.set_status("running", rounds_done=0, rounds=config.num_rounds)
+        try:
+            write_json(folder.path / "config.json", settings)
+            folder.set_status("running", rounds_done=0, rounds=config.num_rounds)
+        except BaseException:
+            folder.unlock()
+            raise
         return folder
 
     @classmethod

@@ -38,7 +38,7 @@ def raised(how_to_continue: str) -> Iterator[None]:
         yield
         return
     _came, _how_to_continue, unraisable = 0, how_to_continue, sys.unraisablehook
-    sys.unraisablehook = lambda lost: None if isinstance(lost.exc_value, Stopped) else unraisable(lost)
+    sys.unraisablehook = ours_alone = lambda lost: None if isinstance(lost.exc_value, Stopped) else unraisable(lost)
     usual = {s: signal.getsignal(s) for s in SIGNALS}
     ours = [s for s, handler in usual.items() if handler in (signal.SIG_DFL, signal.default_int_handler)]
     for signum in ours:
@@ -47,7 +47,8 @@ def raised(how_to_continue: str) -> Iterator[None]:
         yield
         _how_to_continue = ""  # kept after `Stopped`: a second signal may arrive during shutdown
     finally:
-        sys.unraisablehook = unraisable
+        if sys.unraisablehook is ours_alone:  # else a failed save has set its own, which calls this one
+            sys.unraisablehook = unraisable
         for signum in ours:
             signal.signal(signum, usual[signum])
 

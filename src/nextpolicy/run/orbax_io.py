@@ -6,9 +6,11 @@ import contextlib
 import errno
 import logging
 import shutil
+import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +35,19 @@ def checkpointer() -> Any:
 @contextlib.contextmanager
 def quiet_threads() -> Iterator[None]:
     """Suppress tracebacks of Orbax's threads, whose errors are raised in the main thread as well."""
-    usual, loggers = threading.excepthook, [logging.getLogger(name) for name in ("absl", "asyncio")]
+    usual, loggers = (
+        (threading.excepthook, sys.unraisablehook),
+        [logging.getLogger(name) for name in ("absl", "asyncio")],
+    )
     levels = [logger.level for logger in loggers]
     threading.excepthook = lambda _: None
+    sys.unraisablehook = lambda _: None  # of threads that C++ starts
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        threading.excepthook = usual
+        threading.excepthook, sys.unraisablehook = usual
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 
@@ -71,9 +77,34 @@ def check_room(folder: Path, state: PyTree) -> None:
         raise OSError(errno.ENOSPC, f"no space left: expected {needed / 1e6:.1f} MB free, got {free / 1e6:.1f} MB")
 
 
-def ignore_lost_futures() -> None:
-    """Suppress a second log of a failed save: Orbax leaves futures behind that log the error when collected."""
+def end_failed_save(before: Iterable[threading.Thread]) -> None:
+    """End what a failed save leaves behind: threads that were not there `before`, and messages that come later.
+
+    A thread of Orbax waits up to five minutes for one that has failed, and the process would wait for it at exit.
+    """
+    from orbax.checkpoint._src.futures import future
+
+    _ignore_late_messages()
+    for thread in set(threading.enumerate()) - set(before):
+        waiting: Any = thread
+        with contextlib.suppress(Exception):  # not one of Orbax's, or of a version with other private names
+            waiting.cancel()
+            future.set_signals(waiting._receive_signals, operation_id=waiting._operation_id)
+
+
+def _ignore_late_messages() -> None:
+    """Suppress further reports of a failed save: of futures that are collected, and of writes that end later."""
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     logging.getLogger("asyncio").addFilter(_is_no_forgotten_future)
+    usual = sys.unraisablehook
+    if getattr(usual, "__name__", "") == "_report_others":
+        return
+
+    def _report_others(lost: sys.UnraisableHookArgs) -> None:
+        if "Event loop is closed" not in str(lost.exc_value):
+            usual(lost)
+
+    sys.unraisablehook = _report_others
 
 
 def _is_no_forgotten_future(record: logging.LogRecord) -> bool:

@@ -105,9 +105,7 @@ class Run:
         Raises if metrics are missing or damaged; with `allow_gaps`, only if this affects these last steps.
         """
         self._folder.check_whole()
-        recorded = self.status.get("rounds_done")
-        rounds = self.config.num_rounds
-        done = recorded if isinstance(recorded, int) and 1 <= recorded <= rounds else rounds  # the file may be damaged
+        done = runfiles.expected_rounds(self.path, self.status["state"], self.config.num_rounds)
         first = (1 - runfiles.SCORE_SHARE) * done
         late = [d for d in self._damage() if d.last + 1 > first]
         frame = self.partial_metrics() if allow_gaps and not late else self.metrics

@@ -30,6 +30,7 @@ from nextpolicy.types import PyTree
 BLOCK_SECONDS = 4.0  # intended duration of a block if block_rounds is 0
 SAVING_SHARE = 0.1  # maximum fraction of time spent on saving; blocks become longer if saving is slow
 
+_LESS_MEMORY = "use fewer seeds or num_envs, a shorter rollout_length or a smaller minibatch_size"
 OnBlock = Callable[[int, dict[str, np.ndarray], PyTree], None]
 
 
@@ -40,6 +41,7 @@ def run_job(
     resume: bool = False,
     quiet: bool = False,
     on_block: OnBlock | None = None,
+    on_resume: Callable[[int], None] | None = None,
     stop: Callable[[], bool] | None = None,
     longest: Callable[[int], int] | None = None,
     at_most: int | None = None,
@@ -48,12 +50,13 @@ def run_job(
     """Train to the end, from round 0 or from the newest intact checkpoint, and record the status in the folder.
 
     `stop` is called after every saved block; if it returns True, training stops and can be resumed later.
-    `longest(done)` is the greatest length of the next block. A resumed run uses no checkpoint after round `at_most`.
+    `on_resume(done)` is called before a resumed run goes on. `longest(done)` is the greatest length of the next block.
+    A resumed run uses no checkpoint after round `at_most`.
     """
     how_to_continue = _how_to_continue(job, folder, recompute_metrics)
     try:
         with interrupt.raised(how_to_continue):
-            _train(job, folder, resume, quiet, on_block, stop, longest, at_most, recompute_metrics)
+            _train(job, folder, resume, quiet, on_block, on_resume, stop, longest, at_most, recompute_metrics)
     except KeyboardInterrupt as pressed:
         saved = _saved(folder)
         _status(folder, "stopped", saved, job.config)
@@ -64,7 +67,11 @@ def run_job(
         if isinstance(error, RunError) and not isinstance(error, checkpoint.CheckpointError):
             raise  # the folder cannot be used; its status stays
         reason = str(error).strip().split("\n")[0] or type(error).__name__
+        if "RESOURCE_EXHAUSTED" in reason:
+            reason = f"the device ran out of memory ({reason[:200]}); {_LESS_MEMORY}"
         _status(folder, "failed", _saved(folder), job.config, reason=reason)
+        if "RESOURCE_EXHAUSTED" in reason:
+            raise TrainingError(reason) from error
         if isinstance(error, OSError | checkpoint.CheckpointError):
             raise TrainingError(f"{reason}; once that is fixed, {how_to_continue}") from error
         raise
@@ -88,6 +95,7 @@ def _train(
     resume: bool,
     quiet: bool,
     on_block: OnBlock | None,
+    on_resume: Callable[[int], None] | None,
     stop: Callable[[], bool] | None,
     longest: Callable[[int], int] | None,
     at_most: int | None,
@@ -113,6 +121,8 @@ def _train(
         else:
             state = first_state(job, program, folder)
         _status(folder, "running", done, config)
+        if on_resume is not None and done:
+            on_resume(done)
         for block in _blocks(job, program, state, done, folder, records, longest):
             interrupt.check()
             done = block.first + block.rounds
