@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,15 @@ def test_every_development_package_is_pinned() -> None:
     pinned = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").split()}
     wanted = {re.split(r"[\[<>=]", name)[0] for name in project()["optional-dependencies"]["dev"]}
     assert wanted - {"nextpolicy"} <= pinned
+
+
+def test_nothing_that_programs_make_is_committed() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"git cannot list the files: {done.stderr.strip()}")
+    assert not [name for name in done.stdout.split("\0") if name.endswith((".pyc", ".so", ".log", ".whl"))]
 
 
 def test_files_and_functions_are_short() -> None:

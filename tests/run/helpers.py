@@ -43,7 +43,8 @@ def environment(**variables: str) -> dict[str, str]:
     flags = "--xla_force_host_platform_device_count=1" + " --xla_cpu_use_fusion_emitters=false" * few
     one = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     # Importing JAX takes seconds where its byte code may not be kept.
-    code = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": f"{jax.config.jax_compilation_cache_dir}/../pycache"}
+    kept = jax.config.jax_compilation_cache_dir
+    code = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": f"{kept}/../pycache"} if kept else {}
     return {**os.environ, **one, **cache, **code, **variables}
 
 
