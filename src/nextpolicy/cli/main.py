@@ -5,6 +5,7 @@ Each command is a module of this package with a function `main(arguments)`, impo
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -45,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         _dispatch(_without_help_command(arguments))
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None: it was closed before the start
+            sys.stdout.flush()
         return 0
     except BrokenPipeError:  # the reader, e.g. `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at exit
@@ -57,6 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.environ.get("NEXTPOLICY_TRACEBACK"):
             raise
         print(f"nextpolicy: {_one_line(error)}", file=sys.stderr)
+        return 2
+    except MemoryError:
+        if os.environ.get("NEXTPOLICY_TRACEBACK"):
+            raise
+        print("nextpolicy: out of memory; free some, or use smaller settings", file=sys.stderr)
         return 2
 
 
@@ -93,6 +100,9 @@ def program() -> NoReturn:
     from nextpolicy.run import interrupt
 
     interrupt.exit_on_second_signal()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A path that the terminal's encoding lacks must not turn finished work into an error.
+        sys.stdout.reconfigure(errors="backslashreplace")
     code = main()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # only Python's own shutdown remains
     sys.exit(code)
