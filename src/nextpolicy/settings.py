@@ -11,6 +11,7 @@ import math
 import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
@@ -25,6 +26,15 @@ T = TypeVar("T")
 
 class ConfigError(ValueError):
     """An invalid setting. The message is one line: `name: expected X, got Y`."""
+
+
+def is_text(path: Path) -> bool:
+    """Whether an absolute path is UTF-8, which the C++ libraries that read and write runs need."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def shown(value: object) -> str:

@@ -153,7 +153,7 @@ def test_programs_of_registered_classes_are_not_cached():
 
 def test_a_named_criterion_is_not_replaced_on_resume(tmp_path):
     run = nextpolicy.train("probe/action", algo="ppo", out=tmp_path / "run", **SMALL)
-    with pytest.raises(ValueError, match="was trained with a named criterion, got an object"):
+    with pytest.raises(ValueError, match="was trained without a custom criterion, got one"):
         nextpolicy.resume(run.path, criterion=Patience(), quiet=True)
 
 

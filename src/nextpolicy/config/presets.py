@@ -10,7 +10,7 @@ from nextpolicy.config.fields import FIELDS, active_fields, nearest, settings_cl
 from nextpolicy.config.parse import convert
 from nextpolicy.config.schema import TrainConfig
 from nextpolicy.envs.registry import preset_of
-from nextpolicy.settings import ConfigError
+from nextpolicy.settings import ConfigError, shown
 
 _SMALL_CNN: dict[str, Any] = {"torso": "small-cnn", "hidden": (128,), "activation": "relu", "layer_norm": True}
 
@@ -252,12 +252,13 @@ def build(env: str, *, preset: str | None = None, **overrides: Any) -> TrainConf
     `preset` is `corrected` or `paper`, or a key of `PRESETS`: the settings of other environments.
     """
     env = convert(FIELDS["env"], env)
-    own = preset_for(env)
+    own, known = preset_for(env), [*READINGS, *PRESETS]
+    if preset is not None and not isinstance(preset, str):
+        raise ConfigError(f"preset: expected one of {', '.join(known)}, got {shown(preset)}")
     reading, name = (preset, own) if preset in READINGS else ("corrected", preset or own)
     if preset in READINGS and own in _NOT_IN_THE_PAPER:
         raise ConfigError(f"preset: expected {own!r} for {env}, which the paper does not cover, got {preset!r}")
     if name not in PRESETS:
-        known = [*READINGS, *PRESETS]
         raise ConfigError(f"preset: expected one of {', '.join(known)}, got {preset!r}{nearest(str(name), known)}")
     algo, criterion = (convert(FIELDS[n], overrides.get(n, TrainConfig().value(n))) for n in ("algo", "criterion"))
     classes = settings_classes(algo, criterion)

@@ -20,6 +20,7 @@ from nextpolicy.config import MAX_MEMBERS, ConfigError, Member, TrainConfig, sho
 from nextpolicy.config.presets import preset_for
 from nextpolicy.report import columns
 from nextpolicy.report.baseline import algorithm_of
+from nextpolicy.settings import is_text
 
 DEPTH = 3  # levels below a given folder that are searched for runs
 KEYS = ("round", "env_steps", "member", "seed", "variant")
@@ -73,6 +74,9 @@ def find(paths: Sequence[str | Path]) -> list[Path]:
             raise ReportError(
                 f"report: expected a run, got {path} (no config.json in it or up to {DEPTH} levels below)"
             )
+        for each in inside:
+            if not is_text(each):
+                raise ReportError(f"report: expected a path in UTF-8, got {str(each)!r}; rename the folder")
         found |= {p.resolve(): p for p in inside}
     return list(found.values())
 

@@ -243,8 +243,8 @@ def _same_custom(folder: RunFolder, custom: dict[str, Any]) -> dict[str, Any]:
         raise RunError(
             f"run: {folder.path} was trained with a custom {', '.join(sorted(missing))}; pass the same again"
         )
-    if custom.get("criterion") is not None and "criterion" not in wanted:
-        raise RunError(f"run: {folder.path} was trained with a named criterion, got an object; leave out criterion=")
+    for name in sorted(k for k, v in custom.items() if v is not None and k not in wanted):
+        raise RunError(f"run: {folder.path} was trained without a custom {name}, got one; leave out {name}=")
     _check_env_fn(custom.get("env_fn"))
     return custom
 

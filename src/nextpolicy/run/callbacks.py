@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,7 +55,8 @@ class StopAtReturn:
     """See `stop_at_return`."""
 
     def __init__(self, threshold: float) -> None:
-        if not isinstance(threshold, int | float) or isinstance(threshold, bool) or not math.isfinite(threshold):
+        number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
+        if not number or not abs(threshold) <= sys.float_info.max:  # as a float, a large integer would overflow
             raise ConfigError(f"stop_at_return: expected a finite number, got {shown(threshold)}")
         self.threshold = threshold
 

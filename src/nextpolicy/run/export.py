@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nextpolicy._version import __version__
+from nextpolicy.config import whole
 from nextpolicy.envs.base import is_host_env
 from nextpolicy.export import describe, write
 from nextpolicy.run.callbacks import read_evaluations
@@ -24,13 +25,14 @@ def export(run: Run, folder: str | Path, policy: str, member: int, onnx: bool) -
             f"export: expected a network that nextpolicy builds, got the actor {type(job.actor).__name__}; "
             "serialise run.policy(...).apply with jax.export"
         )
+    member = whole("member", member, 0, len(run.members) - 1)
     snapshot, who = run.snapshot(policy, member), run.members[member]
     made_by = {
         "nextpolicy": __version__,
         "algo": who.algo,
         "sweep": dict(who.overrides),
         "seed": who.seed,
-        "member": int(member),
+        "member": member,
         "policy": policy,
         "env_steps": _env_steps(run, policy, member),
     }

@@ -18,6 +18,7 @@ from nextpolicy._version import __version__
 from nextpolicy.config import ConfigError, TrainConfig, shown
 from nextpolicy.envs import registry
 from nextpolicy.runfiles import NOT_SETTINGS, STATISTICS_FILE, extensions, overwrite_json, read_object, write_json
+from nextpolicy.settings import is_text
 
 
 class RunError(ValueError):
@@ -43,8 +44,12 @@ class RunFolder:
     def create(cls, path: str | Path, config: TrainConfig, extra: dict[str, Any]) -> RunFolder:
         """Create and lock a run folder. Raises if the folder is not empty."""
         folder = cls(Path(path))
-        if folder.path.exists() and not folder.path.is_dir():
-            raise RunError(f"out: expected a new or empty folder, got {folder.path}, which is a file")
+        if not is_text(folder.path):
+            raise RunError(f"out: expected a path in UTF-8, got {str(path)!r}; choose another name")
+        for place in (folder.path, *folder.path.parents):
+            if place.exists() and not place.is_dir():
+                where = "a file" if place == folder.path else "inside a file"
+                raise RunError(f"out: expected a new or empty folder, got {folder.path}, which is {where}")
         if folder.path.is_dir():
             _clear_unfinished_start(folder.path)
         if folder.path.is_dir() and any(folder.path.iterdir()):
@@ -69,6 +74,8 @@ class RunFolder:
     def open(cls, path: str | Path) -> RunFolder:
         """Open an existing run folder."""
         folder = cls(Path(path))
+        if not is_text(folder.path):
+            raise RunError(f"run: expected a path in UTF-8, got {str(path)!r}; rename the folder")
         if not (folder.path / "config.json").is_file():
             raise RunError(
                 f"run: expected a run folder, got {path} without config.json; `nextpolicy train` creates one"
