@@ -98,6 +98,18 @@ def test_a_callback_that_fails_costs_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "three").exists()
 
 
+@pytest.mark.parametrize("error", [RunError("the table is damaged"), SystemExit("enough")])
+def test_no_run_is_left_running_by_a_callback(tmp_path: Path, error: BaseException) -> None:
+    def fail(block: nextpolicy.BlockEnd) -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        nextpolicy.train(**FIELDS, callback=fail, out=tmp_path / "run")
+    status = nextpolicy.load(tmp_path / "run").status
+    assert (status["state"], status["rounds_done"], status["reason"]) == ("failed", 2, str(error))
+    assert nextpolicy.resume(tmp_path / "run", quiet=True).status["state"] == "finished"
+
+
 def test_the_best_policy_of_each_member_is_kept(tmp_path: Path) -> None:
     snapshots: dict[tuple[int, int], Any] = {}
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -228,7 +229,8 @@ class Caller:
         scalars = {name: value for name, value in values.items() if name != "finite"}
         frame = metrics.table(config.members(), first, config.batch_size, scalars, math.nan)
         done = first + len(values["accepted"][0])
-        wants = self.callback(BlockEnd(Run(self.folder, lambda: job), frame, done, config.num_rounds))
+        with self._failing(done):
+            wants = self.callback(BlockEnd(Run(self.folder, lambda: job), frame, done, config.num_rounds))
         self.asked = _answer(wants)
 
     def on_resume(self, done: int) -> None:
@@ -237,7 +239,20 @@ class Caller:
             return
         job, run = self.job, Run(self.folder, lambda: self.job)
         last = pd.DataFrame({"round": [done - 1]})
-        catch_up(self.callback, BlockEnd(run, last, done, job.config.num_rounds))
+        with self._failing(done):
+            catch_up(self.callback, BlockEnd(run, last, done, job.config.num_rounds))
+
+    @contextlib.contextmanager
+    def _failing(self, done: int) -> Iterator[None]:
+        """Record the errors of a callback that `run_job` passes on, since they could also mean an unusable folder."""
+        try:
+            yield
+        except (RunError, SystemExit) as error:
+            config = self.job.config
+            facts = {"rounds_done": done, "rounds": config.num_rounds, "env_steps": done * config.batch_size}
+            reason = (str(error).strip() or type(error).__name__).split("\n")[0]
+            self.folder.set_status("failed", **facts, reason=reason)
+            raise
 
     def rounds_until(self, done: int) -> int:
         """The greatest length of the next block."""
