@@ -81,5 +81,5 @@ def test_the_range_of_actions() -> None:
     assert action_range(spec(Box((2,), -1.0, np.asarray([1.0, 3.0])))) == ((-1.0, -1.0), (1.0, 3.0))
     with pytest.raises(ConfigError, match="mine: expected bounded actions for SAC, got bounds -1 and inf"):
         action_range(spec(Box((2,), -1.0, np.inf)))
-    with pytest.raises(ConfigError, match="expected ppo, sv-static or sv-dynamic for mine, whose actions are discrete"):
+    with pytest.raises(ConfigError, match="expected a variant of ppo or pqn for mine, whose actions are discrete"):
         action_range(spec(Discrete(2)))

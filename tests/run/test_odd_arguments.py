@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -77,3 +78,24 @@ def test_a_folder_inside_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"out: expected a new or empty folder, got .*run, which is inside a file"):
         nextpolicy.train(**FOUR_ROOMS, out=tmp_path / "file" / "run")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_hints_are_commands_that_a_shell_understands(whole: nextpolicy.Run, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(whole.path, tmp_path / "my run"))
+    hint = re.escape(f"`nextpolicy resume '{run}'`")
+    with pytest.raises(RunError, match=f"{hint} continues it"):
+        nextpolicy.train(**FOUR_ROOMS, out=run)
+    next((run / "metrics").glob("part-*")).unlink()
+    with pytest.raises(runs.ReportError, match=f"{hint} recomputes them"):
+        runs.load(run)
+
+
+def test_a_status_that_is_not_text_can_be_reported(run: Path, tmp_path: Path) -> None:
+    (run / "status.json").write_text('{"state": "\\ud800", "reason": "\\ud800", "time": "\\ud800"}')
+    found = runs.load(run)
+    assert (found.state, found.reason, found.last_sign) == ("\\ud800",) * 3
+
+
+def test_sac_on_discrete_actions_names_what_works() -> None:
+    with pytest.raises(ConfigError, match="algo: expected a variant of ppo or pqn for gymnax/CartPole-v1"):
+        nextpolicy.train("gymnax/CartPole-v1", algo="sac", total_env_steps=10_000)

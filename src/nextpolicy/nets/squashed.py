@@ -24,7 +24,7 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(32)  # for expectations un
 def action_range(spec: EnvSpec) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """(lower, upper) bound of each element of an action. Raises `ConfigError` unless actions are real and bounded."""
     if not isinstance(spec.action, Box):
-        raise ConfigError(f"algo: expected ppo, sv-static or sv-dynamic for {spec.id}, whose actions are discrete")
+        raise ConfigError(f"algo: expected a variant of ppo or pqn for {spec.id}, whose actions are discrete")
     low, high = (
         np.broadcast_to(np.asarray(b, np.float64), spec.action.shape).ravel()
         for b in (spec.action.low, spec.action.high)

@@ -6,6 +6,7 @@ and statistics.csv.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +103,7 @@ def load(path: Path, *, allow_gaps: bool = False) -> Run:
     options = ",".join(f"{k}={v}" for k, v in config.environment.env_options.items())
     env = config.environment.env
     members = config.members()
-    state = str(status.get("state", "unknown"))
+    state = _text(status.get("state", "unknown"))
     frame = _metrics(path, raw, state, config.num_rounds, allow_gaps)
     _check_rows(path, frame, members)
     rounds_done = 0 if frame.empty else int(frame["round"].max()) + 1
@@ -115,8 +116,8 @@ def load(path: Path, *, allow_gaps: bool = False) -> Run:
         about=about,
         members=members,
         state=state,
-        reason=" ".join(str(status.get("reason", "")).split()),
-        last_sign=str(status.get("time", ""))[:16].replace("T", " "),
+        reason=" ".join(_text(status.get("reason", "")).split()),
+        last_sign=_text(status.get("time", ""))[:16].replace("T", " "),
         rounds_done=rounds_done,
         rounds=config.num_rounds,
         total_steps=config.num_rounds * config.batch_size,
@@ -144,6 +145,11 @@ def _json(path: Path) -> dict[str, Any]:
         return runfiles.read_object(path)
     except (OSError, ValueError) as error:
         raise ReportError(f"run {path.parent}: {path.name} cannot be read ({error})") from None
+
+
+def _text(value: object) -> str:
+    """Text that a page can hold: JSON may have half a surrogate pair, which UTF-8 has not."""
+    return str(value).encode(errors="backslashreplace").decode()
 
 
 def _evaluation(path: Path) -> dict[int, float]:
@@ -183,7 +189,8 @@ def _metrics(path: Path, raw: dict[str, Any], state: str, rounds: int, allow_gap
     names = list(dict.fromkeys([*KEYS, *DRAWN, *sorted(columns.metrics_read())]))
     damage = runfiles.metrics_damage(path, state, rounds)
     if damage and not allow_gaps:
-        hint = f"`nextpolicy resume {path}` recomputes them from a checkpoint, --allow-gaps reports without them"
+        command = f"`nextpolicy resume {shlex.quote(str(path))}`"
+        hint = f"{command} recomputes them from a checkpoint, --allow-gaps reports without them"
         raise ReportError(f"run {path}: {damage[0]}; {hint}")
     changed = runfiles.changed_setting(raw, runfiles.newest_manifest(path / "checkpoints")[1])
     if changed:

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import time
 from dataclasses import dataclass, field
@@ -54,7 +55,8 @@ class RunFolder:
             _clear_unfinished_start(folder.path)
         if folder.path.is_dir() and any(folder.path.iterdir()):
             what = "another run" if (folder.path / "config.json").exists() else "other files"
-            hint = f"`nextpolicy resume {folder.path}` continues it; " if what == "another run" else ""
+            command = f"`nextpolicy resume {shlex.quote(str(folder.path))}`"
+            hint = f"{command} continues it; " if what == "another run" else ""
             raise RunError(
                 f"out: expected a new or empty folder, got {folder.path}, which holds {what}; {hint}nothing was written"
             )
