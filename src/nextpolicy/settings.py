@@ -37,6 +37,11 @@ def is_text(path: Path) -> bool:
     return True
 
 
+def printable(text: str) -> str:
+    """One line for a terminal: control characters, which could steer it, as Python writes them."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def shown(value: object) -> str:
     """A value formatted for an error message: one line of at most 80 characters."""
     try:

@@ -38,3 +38,8 @@ def test_too_little_memory_is_one_line(capsys: pytest.CaptureFixture, monkeypatc
     monkeypatch.setattr(program, "_dispatch", exhausted)
     assert program.main(["envs"]) == 2
     assert capsys.readouterr().err == "nextpolicy: out of memory; free some, or use smaller settings\n"
+
+
+def test_a_name_cannot_steer_the_terminal(capsys: pytest.CaptureFixture) -> None:
+    assert program.main(["report", "\x1b[2Jruns ü"]) == 2
+    assert capsys.readouterr().err == "nextpolicy: report: expected a folder, got \\x1b[2Jruns ü\n"

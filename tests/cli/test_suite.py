@@ -172,3 +172,12 @@ def test_status_estimates_the_time_left(tmp_path):
     metrics.write_part(Path(faster.path) / "metrics", frame.assign(steps_per_second=3.5))
     second = display.status_table([task, other, faster]).splitlines()[2]
     assert second.split() == ["probe/constant", "left", "0/6", "2", "min"]  # 192 steps at the mean of 0.5 and 3.5: 96 s
+
+
+def test_a_reason_from_a_file_cannot_forge_rows_or_steer_the_terminal(tmp_path):
+    task = tiny("probe/action", tmp_path)
+    RunFolder.create(task.path, task.config, {"custom": []}).unlock()
+    RunFolder.open(task.path).set_status("failed", reason="\x1b[2Jbroken\nprobe/constant  done")
+    lines = display.status_table([task]).splitlines()
+    assert len(lines) == 3
+    assert lines[1].endswith(r"\x1b[2Jbroken\nprobe/constant  done")

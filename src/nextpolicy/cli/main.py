@@ -91,7 +91,9 @@ def _overview() -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
+    from nextpolicy.settings import printable
+
+    lines = [printable(line) for line in str(error).strip().splitlines()] or [type(error).__name__]
     return lines[0] if len(lines) == 1 else f"{lines[0]} (NEXTPOLICY_TRACEBACK=1 shows more)"
 
 

@@ -11,6 +11,7 @@ from nextpolicy.config import TrainConfig, nearest
 from nextpolicy.experiments.suite import Suite, SuiteError, slug
 from nextpolicy.run.folder import RunError, RunFolder, is_held
 from nextpolicy.runfiles import read_evaluation
+from nextpolicy.settings import printable
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def state_of(task: Task) -> State:
     if not (folder.path / "config.json").is_file():
         return State("left", 0, rounds)
     status = folder.status()
-    state, reason, done = status.get("state"), str(status.get("reason", "")), status.get("rounds_done")
+    state, reason, done = status.get("state"), printable(str(status.get("reason", ""))), status.get("rounds_done")
     done = done if isinstance(done, int) and 0 <= done <= rounds else 0
     if is_held(folder.path):
         return State("running", done, rounds)
