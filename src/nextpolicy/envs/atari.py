@@ -18,6 +18,7 @@ import numpy as np
 from nextpolicy.envs.base import Discrete, EnvSpec, at_least_one, check_options, own_actions, take_options
 from nextpolicy.envs.driver import SECONDS_PER_ENV, Driver, check_timeout, drive
 from nextpolicy.envs.registry import Backend
+from nextpolicy.envs.returned import array_of, step_of
 from nextpolicy.types import Array, Step
 
 OPTIONS: dict[str, bool | int | float] = {
@@ -108,6 +109,7 @@ class AtariPool:
 
     def __init__(self, env: AtariEnv, num_envs: int, render: bool) -> None:
         self.num_envs, self._actions = num_envs, env.spec.action
+        self._id, self._shape = env.spec.id, (num_envs, *(env.spec.own_obs_shape or ()))
         self._thread = Driver(env.spec.id, env.timeout)
         self._patience = env.timeout + SECONDS_PER_ENV * num_envs
         kinds: list[dict[str, bool | int]] = [{}, SCREEN] if render else [{}]
@@ -126,6 +128,7 @@ class AtariPool:
         emulators = self._emulators
         begin = lambda: [emulator.reset(seed=int(seed)) for emulator in emulators]  # noqa: E731
         (obs, info), *screen = self._thread.call("reset", begin, self._patience)
+        obs = array_of(self._id, "obs", obs, self._shape, "integers")
         self._lives, self._over = info["lives"].copy(), np.zeros(self.num_envs, bool)
         self._draw(screen)
         return obs
@@ -137,14 +140,14 @@ class AtariPool:
         self._thread.submit(lambda: [emulator.recv() for emulator in emulators])
 
     def recv(self) -> Step[np.ndarray]:
-        (obs, score, game_over, timed_out, info), *screen = self._thread.wait("step")
+        returned, *screen = self._thread.wait("step")
+        obs, score, game_over, timed_out, info = step_of(self._id, returned, self.num_envs)
         self._draw(screen)
         valid = ~self._over  # the step after the end of a game only resets it
         lost_life = (info["lives"] < self._lives) & valid
         terminated = game_over | (lost_life if self._episodic_life else False)
-        score = score.astype(np.float32)
         step = Step(
-            obs=obs,
+            obs=array_of(self._id, "obs", obs, self._shape, "integers"),
             reward=np.sign(score) if self._clip else score,
             terminated=terminated,
             truncated=timed_out & ~terminated,

@@ -18,19 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nextpolicy.envs.base import (
-    EnvSpec,
-    HostEnvError,
-    at_least_one,
-    check_options,
-    own_actions,
-    plain,
-    take_options,
-)
+from nextpolicy.envs.base import EnvSpec, HostEnvError, at_least_one, check_options, own_actions, plain, take_options
 from nextpolicy.envs.driver import SECONDS_PER_ENV, Driver, check_timeout, drive, line_of
 from nextpolicy.envs.gymnasium_spaces import action_space, observation
 from nextpolicy.envs.nested import flatten
 from nextpolicy.envs.registry import Backend, unknown
+from nextpolicy.envs.returned import array_of, step_of
 from nextpolicy.types import Array, PyTree, Step
 
 if TYPE_CHECKING:
@@ -193,20 +186,20 @@ class GymnasiumPool:
 
     def reset(self, seed: int) -> np.ndarray:
         self._over = np.zeros(self.num_envs, bool)
-        return self._read(self._thread.call("reset", lambda: self._vector.reset(seed=int(seed))[0], self._patience))
+        reset = lambda: self._vector.reset(seed=int(seed))[0]  # noqa: E731
+        return self._read(self._thread.call("reset", reset, self._patience), self.num_envs)
 
     def send(self, action: np.ndarray) -> None:
         action = own_actions(self.env.spec.action, np.asarray(action))
         self._thread.submit(lambda: self._vector.step(action))
 
     def recv(self) -> Step[np.ndarray]:
-        obs, score, terminated, truncated, info = self._thread.wait("step")
+        obs, score, terminated, truncated, info = step_of(self.env.spec.id, self._thread.wait("step"), self.num_envs)
         truncated = truncated & ~terminated
         over = terminated | truncated
         index = np.flatnonzero(over).astype(np.int32) if self._same_step else np.zeros(0, np.int32)
-        score = score.astype(np.float32)
         step = Step(
-            obs=self._read(obs),
+            obs=self._read(obs, self.num_envs),
             reward=score,
             terminated=terminated,
             truncated=truncated,
@@ -214,28 +207,32 @@ class GymnasiumPool:
             score=score,
             episode_over=over,
             final_index=index,
-            final_obs=self._finals(info["final_obs"], index) if len(index) else None,
+            final_obs=self._finals(info, index) if len(index) else None,
         )
         self._over = over
         return step
 
-    def _read(self, obs: PyTree) -> np.ndarray:
-        """Observations of the vector environment as one array [N, ...]; nested ones are flattened."""
-        tree = self.env.spec.obs_tree
+    def _read(self, obs: PyTree, rows: int) -> np.ndarray:
+        """Observations of the vector environment as one array [rows, ...]; nested ones are flattened."""
+        tree, env_id, space = self.env.spec.obs_tree, self.env.spec.id, self.env.observation_space
         if tree is None:
-            return plain(obs)
+            expected = "numbers" if space.dtype.kind == "f" else "integers"
+            return plain(array_of(env_id, "obs", obs, (rows, *space.shape), expected).astype(space.dtype, copy=False))
         try:
-            return np.asarray(flatten(tree, obs, name=f"{self.env.spec.id} obs"))
+            return np.asarray(flatten(tree, obs, name=f"{env_id} obs"))
         except ValueError as error:
             raise HostEnvError(str(error)) from error
 
-    def _finals(self, final: PyTree, index: np.ndarray) -> np.ndarray:
+    def _finals(self, info: Mapping[str, Any], index: np.ndarray) -> np.ndarray:
         """The final observations of environments `index`."""
+        if (final := info.get("final_obs")) is None:
+            raise HostEnvError(f"{self.env.spec.id}: expected final_obs in info at the end of an episode, got none")
         if isinstance(final, (dict, tuple)):  # batched, as native vector environments may return them
-            return self._read(jax.tree.map(lambda leaf: np.asarray(leaf)[index], final))
+            return self._read(jax.tree.map(lambda leaf: np.asarray(leaf)[index], final), len(index))
+        chosen = [final[i] for i in index]
         if self.env.spec.obs_tree is None:
-            return plain(np.stack([final[i] for i in index]))
-        return np.stack([self._read(final[i]) for i in index])
+            return self._read(chosen, len(index))
+        return np.stack([self._read(obs, 1) for obs in chosen])
 
     def render(self) -> np.ndarray:
         frame = np.asarray(self._thread.call("render", lambda: self._vector.render())[0])
