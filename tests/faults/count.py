@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")  # as in the processes that are killed
 
 import jax
 
-from . import damage, environments, interruptions
+from . import damage, environments, interruptions, processes
 from .outcomes import Result, complaint, table
 from .works import WORKS, programs_kept
 
@@ -33,6 +34,7 @@ def catalogue(root: Path, every: int, chosen: list[str]) -> Iterator[Result]:
         moments = range(0, len(whole.changes), every)
         for inject in (interruptions.kills, interruptions.errors, interruptions.full_disks):
             yield from inject(whole, moments)
+        yield from processes.kills(whole, root / f"work-{number}")
     for number, victim in enumerate(damage.VICTIMS):
         if not chosen or f"damage to {victim.name}" in chosen:
             yield from damage.damages(victim, root / f"victim-{number}", FLIPS)

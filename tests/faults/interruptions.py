@@ -42,7 +42,7 @@ def kills(whole: Whole, numbers: range) -> Iterator[Result]:
     """Go on with what a kill before each of these changes leaves."""
     for number in numbers:
         place = whole.copies / f"{number:05d}"
-        yield _recovered("kill", whole, whole.changes[number], place)
+        yield recovered("kill", whole, _name(whole.changes[number]), place)
         shutil.rmtree(place)
 
 
@@ -65,14 +65,14 @@ def _failures(kind: str, whole: Whole, numbers: range, act: Callable[[int], Act]
         if said.wrong:
             yield Result(f"{kind}: {whole.work.name}", _name(change), LOST, said.wrong)
         else:
-            yield _recovered(kind, whole, change, place)
+            yield recovered(kind, whole, _name(change), place)
         shutil.rmtree(place)
 
 
-def _recovered(kind: str, whole: Whole, change: Change, place: Path) -> Result:
+def recovered(kind: str, whole: Whole, fault: str, place: Path) -> Result:
     """Go on, and compare with the work that nothing disturbed."""
     work = whole.work
-    kind, fault = f"{kind}: {work.name}", _name(change)
+    kind = f"{kind}: {work.name}"
     said = answer(lambda: work.go_on(place))
     if said.wrong:
         return Result(kind, fault, LOST, said.wrong)

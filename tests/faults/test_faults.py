@@ -19,7 +19,7 @@ from nextpolicy.run.block import TrainingError
 from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.job import Job
 
-from . import damage, environments, interruptions, works
+from . import damage, environments, interruptions, processes, works
 from .injector import Change, watched
 from .outcomes import REFUSED, SAME, Result, complaint
 
@@ -62,6 +62,25 @@ def test_an_interruption_at_some_changes_is_survived(work: works.Work, tmp_path:
     for offset, inject in enumerate((interruptions.kills, interruptions.errors, interruptions.full_disks)):
         results += inject(whole, range(3 * offset + 1, len(whole.changes), len(whole.changes) // 2))
     survived(results, 4)
+
+
+def test_a_process_killed_between_metrics_and_checkpoint_is_continued(tmp_path: Path) -> None:
+    whole = interruptions.undisturbed(works.WORKS[0], tmp_path)
+    (moment,) = (m for m in processes.MOMENTS if m.name == "while a checkpoint is written")
+    survived([processes.killed(moment, whole, tmp_path / "killed")], 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("work", works.WORKS, ids=lambda work: work.name)
+def test_processes_killed_at_every_moment_are_continued(work: works.Work, tmp_path: Path) -> None:
+    survived(list(processes.kills(interruptions.undisturbed(work, tmp_path), tmp_path)), 1)
+
+
+def test_a_moment_that_never_comes_is_no_kill(tmp_path: Path) -> None:
+    """The suite itself: a process that ends well has not been killed."""
+    whole = interruptions.undisturbed(works.WORKS[0], tmp_path)
+    late = processes.MOMENTS[2]._replace(call=99)
+    assert "ended by itself with 0" in processes.killed(late, whole, tmp_path / "killed").why
 
 
 @pytest.mark.parametrize("victim", damage.VICTIMS, ids=lambda victim: victim.name)

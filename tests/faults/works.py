@@ -214,13 +214,13 @@ def _resume_evaluating(place: Path) -> None:
 @contextlib.contextmanager
 def programs_kept() -> Iterator[None]:
     """Programs and drawings are made once: what is tested is what happens to files."""
-    programs: dict[str, Program] = {}
+    programs: dict[object, Program] = {}
     evaluators: dict[object, Any] = {}
     drawn: dict[str, Any] = {}
     build, make, draw = Job.program, runs.evaluator, write._files
 
     def program(job: Job) -> Program:
-        name = job.config.to_json()
+        name = job.config.to_json(), jax.config.values["jax_disable_most_optimizations"]
         if not job.by_name or job.on_host:
             return build(job)
         if name not in programs:
