@@ -34,14 +34,28 @@ Layer = dict[str, Any]
 
 
 def load(folder: str | Path) -> Policy:
-    """The policy in a folder. Reading it executes no code. Raises ValueError if a file was damaged."""
-    description = json.loads((Path(folder) / "policy.json").read_text(encoding="utf-8"))
-    data = (Path(folder) / "policy.npz").read_bytes()
+    """The policy in a folder. Reading it executes no code. Raises ValueError if a file is damaged or no policy's."""
+    text, data = ((Path(folder) / name).read_bytes() for name in ("policy.json", "policy.npz"))
+    try:
+        policy = _policy(text, data)
+        with np.errstate(all="ignore"):
+            policy(policy._example())
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        raise ValueError(f"{folder}: {kind}{reason}; export the policy again") from error
+    return policy
+
+
+def _policy(text: bytes, data: bytes) -> Policy:
+    description = json.loads(text)
+    if not isinstance(description, dict):
+        raise ValueError(f"expected an object in policy.json, got {type(description).__name__}")
     digest = description.pop("digest", None)  # version 0.1 wrote none
     if digest not in (None, digest_of(json.dumps(description, sort_keys=True).encode())):
-        raise ValueError(f"{folder}: policy.json has changed since it was written; export the policy again")
+        raise ValueError("policy.json has changed since it was written")
     if description.get("arrays") not in (None, digest_of(data)):
-        raise ValueError(f"{folder}: policy.npz has changed since it was written; export the policy again")
+        raise ValueError("policy.npz has changed since it was written")
     with np.load(io.BytesIO(data), allow_pickle=False) as file:
         return Policy(description, {name: file[name] for name in file.files})
 
@@ -101,6 +115,11 @@ class Policy:
             least, most = self.description["distribution"]["log_std_bounds"]
             x = np.concatenate([mean, least + (most - least) / 2 * (np.tanh(raw) + 1)], axis=-1)
         return x.reshape((*lead, x.shape[-1]))
+
+    def _example(self) -> np.ndarray:
+        """An observation that the policy can read."""
+        about = self.description["observation"]
+        return np.full(about["shape"], about["first"] if about["kind"] == "states" else 0, np.int64)
 
     def _lead(self, obs: np.ndarray) -> tuple[int, ...]:
         """The batch axes of `obs`. Raises if it does not fit the environment."""
