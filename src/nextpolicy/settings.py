@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -26,6 +27,13 @@ T = TypeVar("T")
 
 class ConfigError(ValueError):
     """An invalid setting. The message is one line: `name: expected X, got Y`."""
+
+
+def path_of(name: str, value: object) -> Path:
+    """A path, or an error that names the argument."""
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigError(f"{name}: expected a path, got {shown(value)}")
+    return Path(value)
 
 
 def is_text(path: Path) -> bool:

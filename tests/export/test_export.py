@@ -50,9 +50,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> nextpolicy.Run:
     run = nextpolicy.train("gymnax/CartPole-v1", **fields, out=tmp_path_factory.mktemp("runs") / "run", quiet=True)
     best = run.snapshot("target", 1)
     (run.path / BEST).mkdir()
-    arrays.save(
-        run.path / BEST / "member-00001.npz", best._replace(params=jax.tree.map(lambda x: 2.0 * x, best.params))
-    )
+    best = best._replace(params=jax.tree.map(lambda x: 2.0 * x, best.params))
+    arrays.save(run.path / BEST / "member-00001.npz", best, member=1, env_steps=192)
     rows = "env_steps,member,mean\n96,0,9.0\n96,1,2.0\n192,0,8.0\n192,1,3.0\n320,0,7.0\n320,1,1.0\n"
     (run.path / EVALUATIONS).write_text(rows)
     return run

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 import nextpolicy
+from nextpolicy import runfiles
 from nextpolicy.config import ConfigError
-from nextpolicy.report import runs
+from nextpolicy.report import compact, runs
+from nextpolicy.run import folder
 from nextpolicy.run.folder import RunError
 from run.helpers import FOUR_ROOMS, SMALL
 from run.test_api import Actor, Corridor, Critic, EveryOther
@@ -99,3 +101,40 @@ def test_a_status_that_is_not_text_can_be_reported(run: Path, tmp_path: Path) ->
 def test_sac_on_discrete_actions_names_what_works() -> None:
     with pytest.raises(ConfigError, match="algo: expected a variant of ppo or pqn for gymnax/CartPole-v1"):
         nextpolicy.train("gymnax/CartPole-v1", algo="sac", total_env_steps=10_000)
+
+
+@pytest.mark.parametrize("path", [None, 3, 1.5, ["run"]])
+def test_what_is_no_path_is_named(whole: nextpolicy.Run, path: Any) -> None:
+    for name, call in (
+        ("run", nextpolicy.load),
+        ("run", nextpolicy.resume),
+        ("folder", whole.export),
+        ("out", lambda given: nextpolicy.train(**FOUR_ROOMS, out=given)),
+    ):
+        if (name, path) != ("out", None):  # a place of its own
+            with pytest.raises(ConfigError, match=rf"^{name}: expected a path, got {re.escape(repr(path))}$"):
+                call(path)
+
+
+def test_a_folder_that_another_process_takes_meanwhile_is_refused(
+    whole: nextpolicy.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    describe = folder.describe_machine
+
+    def slowly() -> dict[str, Any]:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "config.json").write_text("theirs")
+        return describe()
+
+    monkeypatch.setattr(folder, "describe_machine", slowly)
+    with pytest.raises(RunError, match=r"^out: expected a new or empty folder, got .*run, which holds another run$"):
+        nextpolicy.train(**FOUR_ROOMS, out=tmp_path / "run")
+    assert (tmp_path / "run" / "config.json").read_text() == "theirs"
+
+
+def test_a_small_copy_cannot_name_files_outside_of_it(whole: nextpolicy.Run, tmp_path: Path) -> None:
+    compact.write_copies([str(whole.path)], tmp_path)
+    (place,) = tmp_path.iterdir()
+    runfiles.write_manifest(place / runfiles.COPIED, {"files": {"/dev/zero": [0, "x"], "config.json": [0, "x"]}})
+    with pytest.raises(runs.ReportError, match=r"it names files outside the run\); copy the run again$"):
+        runs.load(place)

@@ -12,11 +12,12 @@ from nextpolicy.config import ConfigError
 from nextpolicy.export import numpy_policy, onnx_graph
 from nextpolicy.export.numpy_policy import Arrays
 from nextpolicy.runfiles import write_manifest, write_whole
+from nextpolicy.settings import path_of
 
 
 def check(folder: str | Path, onnx: bool) -> Path:
     """The folder. Raises unless it is new or empty, and everything that writing needs is installed."""
-    path = Path(folder)
+    path = path_of("folder", folder)
     if any(place.exists() and not place.is_dir() for place in (path, *path.parents)):
         raise ConfigError(f"folder: expected a new or empty folder, got {path}, which is a file or inside one")
     if path.is_dir() and any(path.iterdir()):

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from nextpolicy.core.shards import Shards
+from nextpolicy.loop import checks
 from nextpolicy.loop.keys import RoundKeys, learning_keys
 from nextpolicy.loop.state import Agent, Hypers, Setup
 from nextpolicy.nets.heads import Categorical
@@ -35,8 +36,8 @@ def one_round(
     # 2. Decide: a fixed period decides for plain and static members, the criterion for dynamic ones.
     rounds_held = agent.rounds_held + 1
     evidence = with_exact_values(setup, evidence, agent.target, algorithm.behaviour(learner))
-    state, wanted, why = criterion.update(agent.criterion, evidence, hypers.criterion, progress)
-    check_metrics(fit | why)
+    decided = criterion.update(agent.criterion, evidence, hypers.criterion, progress)
+    state, wanted, why = checks.decision(type(criterion).__name__, decided, agent.criterion)
     accept = jnp.where(hypers.period > 0, rounds_held >= hypers.period, wanted)
 
     # 3. The target jumps to beta_{k+1}, or is held.
@@ -44,15 +45,13 @@ def one_round(
     if not setup.plain:
         target = jax.tree.map(lambda new, old: jnp.where(accept, new, old), target, agent.target)
     after = Agent(learner, target, state, jnp.where(accept, 0, rounds_held), agent.round + 1, key_next)
-    return after, {
-        **fit,
-        **why,
+    own = {
         **episode_metrics(setup.shards, episodes),
         **evidence_metrics(evidence, accept),
         "accepted": accept,
         "rounds_held": rounds_held,
-        "finite": fit.get("finite", jnp.asarray(True)),
     }
+    return after, checks.merged({"finite": jnp.asarray(True), **fit}, why, own)
 
 
 def with_exact_values(
@@ -70,15 +69,6 @@ def with_exact_values(
         return solve(jax.nn.softmax(dist.logits))
 
     return evidence._replace(start_value=value(target), next_start_value=value(behaviour_next))
-
-
-def check_metrics(metrics: Metrics) -> None:
-    """Raise unless all metrics are scalars whose names are not columns of the table they are written to."""
-    for name, value in metrics.items():
-        if name in ("round", "env_steps", "member", "seed", "variant", "steps_per_second"):
-            raise ValueError(f"metrics: expected names other than the table's own columns, got {name!r}")
-        if jnp.shape(value) != ():
-            raise ValueError(f"metrics: expected scalars, got {name!r} of shape {jnp.shape(value)}")
 
 
 def warm_up_round(setup: Setup, agent: Agent, rollout: Rollout, keys: RoundKeys) -> Agent:

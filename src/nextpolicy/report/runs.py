@@ -133,6 +133,8 @@ def _check_copy(path: Path) -> None:
         return
     try:
         expected = runfiles.records(runfiles.read_manifest(path / runfiles.COPIED).get("files"))
+        if any(not (path / name).resolve().is_relative_to(path.resolve()) for name in expected):
+            raise ValueError("it names files outside the run")
         changed = [name for name, record in expected.items() if runfiles.record_file(path / name) != record]
     except (OSError, ValueError) as error:
         raise ReportError(f"run {path}: {runfiles.COPIED} cannot be read ({error}); copy the run again") from None

@@ -23,6 +23,7 @@ from nextpolicy.run.program_cache import enable_cache
 from nextpolicy.run.restart import check_config
 from nextpolicy.run.run import Run
 from nextpolicy.run.training import run_job
+from nextpolicy.settings import path_of
 
 _CUSTOM = ("env", "env_fn", "env_params", "actor", "critic", "criterion", "criterion_params")
 Trust = str | Sequence[str] | bool
@@ -81,7 +82,7 @@ def train(
     given = sorted(k for k, v in custom.items() if v is not None)
     if out is None and jax.process_count() > 1:
         raise ConfigError("out: expected a folder that all processes can access, got none")
-    path = Path(out) if out is not None else fresh_path(config)
+    path = path_of("out", out) if out is not None else fresh_path(config)
     folder = _in_one_process(path, lambda: RunFolder.create(path, config, {"custom": given}))
     try:
         _run(job, folder, chosen, quiet=quiet)

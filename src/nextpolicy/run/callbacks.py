@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,12 +15,12 @@ import pandas as pd
 
 from nextpolicy.config import ConfigError, shown, whole
 from nextpolicy.loop.evaluate import evaluator
-from nextpolicy.run import arrays, metrics
+from nextpolicy.run import arrays, evaluations, metrics
 from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.job import MAX_ROUNDS as MAX_BLOCK
 from nextpolicy.run.job import Job
 from nextpolicy.run.run import Run
-from nextpolicy.runfiles import BEST, EVALUATIONS, write_whole
+from nextpolicy.runfiles import BEST, EVALUATIONS
 
 
 @dataclass(frozen=True)
@@ -108,22 +106,23 @@ class EvaluateEvery:
     def catch_up(self, block: BlockEnd) -> None:
         """Evaluate a run that was cut off after a block was saved and before it was evaluated."""
         file = block.run.path / EVALUATIONS
-        if not file.is_file() or block.env_steps not in set(read_evaluations(file)["env_steps"]):
+        if not file.is_file() or block.env_steps not in set(evaluations.read(file)["env_steps"]):
             self(block)
 
     def _evaluate_all(self, block: BlockEnd) -> None:
         rows = [self._row(block, member) for member in range(len(block.run.members))]
         file = block.run.path / EVALUATIONS
-        earlier = read_evaluations(file) if file.is_file() else pd.DataFrame(columns=list(rows[0]))
+        earlier = evaluations.read(file) if file.is_file() else pd.DataFrame(columns=list(rows[0]))
         earlier = earlier[earlier["env_steps"] < block.env_steps]  # a run that was cut off repeats the rest
-        best = earlier.groupby("member")["mean"].max()
+        best = earlier.dropna(subset="mean").groupby("member")["mean"].max()
         (block.run.path / BEST).mkdir(exist_ok=True)
         for row in rows:
-            if not row["mean"] <= best.get(row["member"], -math.inf):
-                path = block.run.path / BEST / f"member-{row['member']:05d}.npz"
-                arrays.save(path, block.run.snapshot(self.policy, row["member"]))
+            if row["mean"] > best.get(row["member"], -math.inf):
+                path, member = block.run.path / BEST / f"member-{row['member']:05d}.npz", row["member"]
+                snapshot = block.run.snapshot(self.policy, member)
+                arrays.save(path, snapshot, member=member, env_steps=block.env_steps)
         table = pd.concat([earlier, pd.DataFrame(rows)]) if len(earlier) else pd.DataFrame(rows)
-        write_whole(file, _checked(table).to_csv(index=False).encode())
+        evaluations.write(file, table)
 
     def _row(self, block: BlockEnd, member: int) -> dict[str, Any]:
         job = block.run._job
@@ -135,32 +134,6 @@ class EvaluateEvery:
         mean, std = float(result.returns.mean()), float(result.returns.std())
         found = {"env_steps": block.env_steps, "member": member, "variant": who.variant, "seed": who.seed}
         return {**found, "episodes": self.episodes, "mean": mean, "std": std}
-
-
-def _checked(table: pd.DataFrame) -> pd.DataFrame:
-    """`table` with a checksum of each row, as the text of its values, in the last column."""
-    values = table.drop(columns="check", errors="ignore")
-    lines = values.to_csv(index=False, header=False).splitlines()
-    return values.assign(check=[_check(line) for line in lines])
-
-
-def _check(values: str) -> str:
-    return f"crc {zlib.crc32(values.encode()):08x}"
-
-
-def read_evaluations(file: Path) -> pd.DataFrame:
-    """The rows of evaluations.csv. Raises if it cannot be read or a row was changed after it was written."""
-    try:
-        table = pd.read_csv(file)
-        rows = [line.rpartition(",") for line in file.read_text().splitlines()[1:]]
-        if "check" in table and any(check != _check(values) for values, _, check in rows):
-            raise ValueError("a row was changed")
-        if not {"env_steps", "member", "mean"} <= set(table):
-            raise ValueError("expected columns env_steps, member and mean")
-        return table
-    except (OSError, ValueError, KeyError) as error:
-        line = " ".join(str(error).split())
-        raise RunError(f"run: {file} cannot be read ({line}); move it away to start a new one") from None
 
 
 class _All:

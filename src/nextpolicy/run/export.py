@@ -9,9 +9,8 @@ from nextpolicy._version import __version__
 from nextpolicy.config import whole
 from nextpolicy.envs.base import is_host_env
 from nextpolicy.export import describe, write
-from nextpolicy.run.callbacks import read_evaluations
+from nextpolicy.run import evaluations
 from nextpolicy.run.folder import RunError
-from nextpolicy.runfiles import EVALUATIONS
 
 if TYPE_CHECKING:
     from nextpolicy.run.run import Run
@@ -45,7 +44,5 @@ def export(run: Run, folder: str | Path, policy: str, member: int, onnx: bool) -
 def _env_steps(run: Run, policy: str, member: int) -> int:
     """Environment steps that the member had taken when its policy was saved."""
     if policy == "best":
-        rows = read_evaluations(run.path / EVALUATIONS)
-        rows = rows[rows["member"] == member]
-        return int(rows.loc[rows["mean"].idxmax(), "env_steps"])
+        return evaluations.steps_of_best(run.path, member)
     return int(run._agents.round[member]) * run.config.batch_size

@@ -19,7 +19,7 @@ from nextpolicy._version import __version__
 from nextpolicy.config import ConfigError, TrainConfig, shown
 from nextpolicy.envs import registry
 from nextpolicy.runfiles import NOT_SETTINGS, STATISTICS_FILE, extensions, overwrite_json, read_object, write_json
-from nextpolicy.settings import is_text
+from nextpolicy.settings import is_text, path_of
 
 
 class RunError(ValueError):
@@ -44,7 +44,7 @@ class RunFolder:
     @classmethod
     def create(cls, path: str | Path, config: TrainConfig, extra: dict[str, Any]) -> RunFolder:
         """Create and lock a run folder. Raises if the folder is not empty."""
-        folder = cls(Path(path))
+        folder = cls(path_of("out", path))
         if not is_text(folder.path):
             raise RunError(f"out: expected a path in UTF-8, got {str(path)!r}; choose another name")
         for place in (folder.path, *folder.path.parents):
@@ -65,6 +65,8 @@ class RunFolder:
             part.mkdir(parents=True, exist_ok=True)
         folder.lock()
         try:
+            if (folder.path / "config.json").exists():  # another process was faster
+                raise RunError(f"out: expected a new or empty folder, got {folder.path}, which holds another run")
             write_json(folder.path / "config.json", settings)
             folder.set_status("running", rounds_done=0, rounds=config.num_rounds)
         except BaseException:
@@ -75,7 +77,7 @@ class RunFolder:
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
         """Open an existing run folder."""
-        folder = cls(Path(path))
+        folder = cls(path_of("run", path))
         if not is_text(folder.path):
             raise RunError(f"run: expected a path in UTF-8, got {str(path)!r}; rename the folder")
         if not (folder.path / "config.json").is_file():

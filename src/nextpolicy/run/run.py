@@ -19,7 +19,7 @@ from nextpolicy.config import MAX_SEED, ConfigError, Member, TrainConfig, shown,
 from nextpolicy.envs.base import is_host_env
 from nextpolicy.loop.evaluate import evaluator
 from nextpolicy.nets import kinds
-from nextpolicy.run import arrays, checkpoint
+from nextpolicy.run import arrays, checkpoint, evaluations
 from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.job import Job
 from nextpolicy.run.policy import Policy
@@ -146,7 +146,11 @@ class Run:
         file = self.path / runfiles.BEST / f"member-{member:05d}.npz"
         if not file.is_file():
             raise RunError(f"run: {self.path} has no best policy of member {member}; train with --evaluate-every")
-        return cast(PolicySnapshot, arrays.load(file, arrays.of_one(self._job.template().agent.target)))
+        template = arrays.of_one(self._job.template().agent.target)
+        about = {"member": member}
+        if (self.path / runfiles.EVALUATIONS).is_file():  # a damaged one may have been moved away
+            about["env_steps"] = evaluations.steps_of_best(self.path, member)
+        return cast(PolicySnapshot, arrays.load(file, template, **about))
 
     def policy(self, policy: str = "target", member: int = 0) -> Policy:
         """A member's policy as a function `policy(obs, key=None)`; see `Policy`."""
