@@ -88,8 +88,9 @@ def test_the_frozen_target_chooses_the_action_and_the_live_values_judge_it(x64: 
     other = PolicySnapshot({**pi.params, "critic": -pi.params["critic"]}, None)
     assert (jnp.abs(targets(learner, pi) - targets(learner, other))[alive] > 1e-3).all()
     # The share of random actions of the target is no part of it, and the largest value is that of its own policy.
-    exploring = PolicySnapshot({**pi.params, "epsilon": jnp.asarray(0.9)}, None)
-    np.testing.assert_array_equal(targets(learner, pi), targets(learner, exploring))
+    for share in (0.0, 0.9, 1.0):
+        exploring = PolicySnapshot({**pi.params, "epsilon": jnp.asarray(share)}, None)
+        np.testing.assert_array_equal(targets(learner, pi), targets(learner, exploring))
     greedy = PolicySnapshot({**learner.params, "epsilon": jnp.asarray(0.0)}, None)
     best = rollout.reward + 0.99 * (rollout.next_obs @ learner.params["critic"]).max(-1) * alive
     np.testing.assert_allclose(targets(learner, greedy), best, rtol=1e-12)
@@ -99,6 +100,9 @@ def test_epsilon_greedy() -> None:
     dist = epsilon_greedy(jnp.asarray([[1.0, 3.0, 2.0, 3.0]]), jnp.asarray(0.2))
     np.testing.assert_allclose(jnp.exp(dist.logits), [[0.05, 0.85, 0.05, 0.05]], rtol=1e-6)
     assert dist.mode().tolist() == [1]
+    many = jax.random.normal(jax.random.key(0), (50, 40))  # PQN starts with epsilon 1
+    assert (epsilon_greedy(many, jnp.float32(1.0)).mode() == many.argmax(-1)).all()
+    np.testing.assert_allclose(jnp.exp(epsilon_greedy(many, jnp.float32(1.0)).logits), 1 / 40, rtol=1e-4)
     assert np.isfinite(epsilon_greedy(jnp.asarray([[1.0, 3.0]]), jnp.asarray(0.0)).logits).all()
 
 
@@ -142,8 +146,7 @@ def test_a_held_target_changes_what_is_learned_and_epsilon_decays(plain: nextpol
     assert mine["value_loss"].to_numpy()[0] == other[0]
     assert (mine["value_loss"].to_numpy()[2:] != other[2:]).any()
     # Round 0 acts with epsilon_init; half of twelve rounds later the final share is reached.
-    expected = [1.0, *np.maximum(1.0 - 0.95 * np.arange(11) / 6, 0.05)]
-    np.testing.assert_allclose(mine["epsilon"], expected, rtol=1e-5)
+    np.testing.assert_allclose(mine["epsilon"], np.maximum(1.0 - 0.95 * np.arange(12) / 6, 0.05), rtol=1e-5)
 
 
 def test_continuous_actions_are_refused(tmp_path: Path) -> None:

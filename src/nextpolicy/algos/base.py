@@ -24,6 +24,7 @@ class Parts(NamedTuple):
     numbered_obs: bool = False  # whether observations are numbers of states, which nothing normalises
     obs_dtype: Any = np.float32
     action_size: int = 1  # elements of a continuous action
+    num_rounds: int = 1  # of the whole training
 
 
 class Algorithm(Protocol):

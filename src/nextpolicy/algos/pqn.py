@@ -96,7 +96,8 @@ class PQN:
             max_grad_norm=settings.max_grad_norm,
             terms=("value_loss", "q"),
         )
-        done = jnp.where(settings.epsilon_fraction > 0, progress / jnp.maximum(settings.epsilon_fraction, 1e-9), 1.0)
+        # That of the next round, by whose beginning one round more is done.
+        done = (progress + 1.0 / self.parts.num_rounds) / jnp.maximum(settings.epsilon_fraction, 1e-9)
         epsilon = settings.epsilon_init + jnp.minimum(done, 1.0) * (settings.epsilon_final - settings.epsilon_init)
         # Statistics are updated only here: beta_{k+1} has the new parameters and the new statistics.
         learned = self.update_statistics(learner, rollout)._replace(params=params, opt_state=opt_state, epsilon=epsilon)

@@ -80,6 +80,7 @@ class Setup:
             numbered_obs=spec.obs_table is not None,
             obs_dtype=spec.obs_dtype,
             action_size=spec.action.outputs,
+            num_rounds=self.config.num_rounds,
         )
         return self.config.algorithm_class(self.config.algorithm, parts)
 

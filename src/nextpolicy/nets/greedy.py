@@ -31,8 +31,12 @@ class _ActionValues(nn.Module):
 
 
 def epsilon_greedy(values: Array, epsilon: Array) -> Categorical:
-    """The first of the best actions with probability 1 - epsilon, else a uniform one; values are [..., A]."""
+    """The first of the best actions with probability 1 - epsilon, else a uniform one; values are [..., A].
+
+    Its mode is that best action, whatever epsilon is.
+    """
     actions = values.shape[-1]
+    epsilon = jnp.minimum(epsilon, 1.0 - _LEAST)  # at 1, all actions would be equal, and the mode the first of them
     best = jax.nn.one_hot(jnp.argmax(values, axis=-1), actions)
     probability = best * (1.0 - epsilon) + epsilon / actions
     return Categorical(jnp.log(jnp.maximum(probability, _LEAST)))
