@@ -72,6 +72,21 @@ def test_one_member_serves_all(single: nextpolicy.Run, tmp_path: Path) -> None:
         assert_equal(mine, single._agents.learner.params)
 
 
+def test_a_replay_buffer_is_neither_taken_over_nor_stored(tmp_path: Path) -> None:
+    fields = {"env": "gymnax/Pendulum-v1", "algo": "sac", "num_envs": 2, "rollout_length": 4, "hidden": (8,)}
+    fields |= {"minibatch_size": 4, "replay_size": 5000, "total_env_steps": 16, "warmup_steps": 0}
+    other = nextpolicy.train(**fields, out=tmp_path / "other", quiet=True)
+    assert int(other._agents.learner.replay.size[0]) == 16
+    fresh, state = first_state(tmp_path, other, replay_size=80)
+    learner, old = state.agent.learner, other._agents.learner
+    assert_equal(learner.params, jax.tree.map(lambda x: np.concatenate([x, x]), old.params))
+    assert_equal(learner.trained.opt_state, fresh.agent.learner.trained.opt_state)
+    assert (learner.replay.size.tolist(), learner.replay.data.obs.shape) == ([0, 0], (2, 80, 3))
+    assert (tmp_path / "start.npz").stat().st_size < 50_000
+    job = make_job(other.config.replace(init_from=str(other.path), seeds=(5, 6), replay_size=80))
+    assert_equal(warm_start._learners(job, tmp_path / "start.npz").params, learner.params)
+
+
 def test_a_run_that_is_killed_before_its_first_checkpoint_starts_from_there_again(
     single: nextpolicy.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,16 +22,20 @@ def reads_replay(branch: Branch) -> Branch:
 
     def light(agent: Agent, rollout: Rollout) -> tuple[Agent, Metrics]:
         after, metrics = branch(agent, rollout)
-        return _with_replay(after, None), metrics
+        return after._replace(learner=without_replay(after.learner)), metrics
 
     return light
 
 
 def with_replay_of(agent: Agent, after: Agent) -> Agent:
     """`after` with the replay buffer of `agent`."""
-    return _with_replay(after, getattr(agent.learner, "replay", None))
+    return after._replace(learner=_with_replay(after.learner, getattr(agent.learner, "replay", None)))
 
 
-def _with_replay(agent: Agent, replay: PyTree) -> Agent:
-    learner = agent.learner
-    return agent._replace(learner=learner._replace(replay=replay)) if hasattr(learner, "replay") else agent
+def without_replay(learner: PyTree) -> PyTree:
+    """`learner` with None in place of its replay buffer, if it has one."""
+    return _with_replay(learner, None)
+
+
+def _with_replay(learner: PyTree, replay: PyTree) -> PyTree:
+    return learner._replace(replay=replay) if hasattr(learner, "replay") else learner

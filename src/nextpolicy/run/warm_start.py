@@ -15,6 +15,7 @@ import numpy as np
 from nextpolicy.config import ConfigError, TrainConfig
 from nextpolicy.envs.registry import module_of
 from nextpolicy.loop.population import Program
+from nextpolicy.loop.replay import without_replay
 from nextpolicy.loop.state import MemberState
 from nextpolicy.run import arrays
 from nextpolicy.run.folder import RunError, RunFolder
@@ -71,7 +72,7 @@ def _adopt(job: Job, state: MemberState, learners: Any) -> MemberState:
 def _learners(job: Job, stored: Path) -> Any:
     """The learners to start from, leaves [M, ...]: those stored in this run, or else the other run's, now stored."""
     if stored.is_file():
-        return arrays.load(stored, job.template().agent.learner)
+        return arrays.load(stored, without_replay(job.template().agent.learner))
     learners = _of_other_run(job)
     arrays.save(stored, learners)
     return learners
@@ -87,10 +88,11 @@ def _of_other_run(job: Job) -> Any:
     if members not in (1, own):
         wanted = "1 member" if own == 1 else f"1 or {own} members"
         raise RunError(f"init_from: expected a run with {wanted}, got {path} with {members}")
-    own_shapes, others = (arrays.shapes(arrays.of_one(x)) for x in (job.template().agent.learner, agents.learner))
+    wanted_learner, found = (without_replay(x) for x in (job.template().agent.learner, agents.learner))
+    own_shapes, others = (arrays.shapes(arrays.of_one(x)) for x in (wanted_learner, found))
     if own_shapes != others:
         raise RunError(f"init_from: expected networks and normalisation like this run's, got others in {path}")
-    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[np.arange(own) % members]), agents.learner)
+    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[np.arange(own) % members]), found)
 
 
 def _agents(job: Job, path: str) -> tuple[Any, int]:
