@@ -12,7 +12,7 @@ from nextpolicy.envs.base import Box, Discrete, EnvSpec
 from nextpolicy.nets.squashed import SquashedGaussian, SquashedGaussianHead, action_range
 from nextpolicy.settings import ConfigError
 
-LOW, HIGH = (-2.0, 0.0), (2.0, 1.0)
+LOW, HIGH = (-2.0, 0.0), (2.0, 3.0)  # the scales, 2 and 1.5, do not cancel
 
 
 def _dist(mean: list[float], log_std: list[float]) -> SquashedGaussian:
@@ -33,7 +33,7 @@ def test_the_density_integrates_to_one_and_to_the_entropy(x64: None) -> None:
     density = log_prob.log_prob(points)
     assert float(jnp.sum(jnp.exp(density)) * area) == pytest.approx(1.0, abs=1e-5)
     entropy = -float(jnp.sum(jnp.exp(density) * density) * area)
-    scale = np.log(2.0) + np.log(0.5)  # from [-1, 1] to the bounds
+    scale = np.log(2.0) + np.log(1.5)  # from [-1, 1] to the bounds
     assert float(dist.entropy()) == pytest.approx(entropy - scale, abs=1e-4)
 
 
@@ -42,10 +42,10 @@ def test_samples_carry_their_density_on_the_unit_scale(x64: None) -> None:
     action, log_prob = dist.perturbed_with_unit_log_prob(noise)
     np.testing.assert_allclose(action, dist.perturbed(noise))
     u = np.asarray([0.3, -0.4]) + np.exp([-0.7, 0.4]) * np.asarray(noise)
-    np.testing.assert_allclose(action, [2 * np.tanh(u[0]), 0.5 + 0.5 * np.tanh(u[1])], rtol=1e-7)
+    np.testing.assert_allclose(action, [2 * np.tanh(u[0]), 1.5 + 1.5 * np.tanh(u[1])], rtol=1e-7)
     expected = stats.norm.logpdf(u, [0.3, -0.4], np.exp([-0.7, 0.4])) - np.log(1 - np.tanh(u) ** 2)
     assert float(log_prob) == pytest.approx(expected.sum(), rel=1e-9)
-    assert float(dist.log_prob(action)) == pytest.approx(expected.sum() - np.log(2.0 * 0.5), rel=1e-6)
+    assert float(dist.log_prob(action)) == pytest.approx(expected.sum() - np.log(2.0 * 1.5), rel=1e-6)
 
 
 def test_the_density_is_finite_at_and_beyond_the_bounds() -> None:
@@ -73,7 +73,7 @@ def test_the_head_bounds_the_standard_deviation() -> None:
     dist = head.read(jnp.asarray([0.1, 0.2, -100.0, 100.0]))
     np.testing.assert_allclose(dist.mean, [0.1, 0.2])
     np.testing.assert_allclose(dist.log_std, [-5.0, 2.0])
-    np.testing.assert_allclose(dist.mode(), [2 * np.tanh(0.1), 0.5 + 0.5 * np.tanh(0.2)], rtol=1e-6)
+    np.testing.assert_allclose(dist.mode(), [2 * np.tanh(0.1), 1.5 + 1.5 * np.tanh(0.2)], rtol=1e-6)
 
 
 def test_the_range_of_actions() -> None:
