@@ -259,11 +259,15 @@ def test_buffers_that_exceed_the_memory_are_refused_before_a_folder_is_made(
 ) -> None:
     monkeypatch.setattr("nextpolicy.run.memory._memory", lambda: 100_000)
     row = 2 * 3 * 4 + 4 + 4 + 2  # observations, action, reward, two flags
-    most = int(0.8 * 100_000 / row / 2)
+    drawn = round(0.5 * 8) * COMMON["minibatch_size"]  # half a gradient step for each of 8 environment steps
+    most = int(0.8 * 100_000 / row / 2) - drawn
     with pytest.raises(ConfigError, match=f"replay_size: expected at most {most} for 2 members of {row} bytes .* got"):
         _train(tmp_path / "run", algo="sac", replay_size=most + 8)
     assert not (tmp_path / "run").exists()
     assert len(_train(tmp_path / "run", algo="sac", replay_size=most, total_env_steps=8).metrics) == 2
+    monkeypatch.setattr("nextpolicy.run.memory._memory", lambda: 2 * 2 * row * drawn // 4)
+    with pytest.raises(ConfigError, match=rf"updates_per_step: expected at most \d+ transitions .*, got {drawn}$"):
+        _train(tmp_path / "less", algo="sac", replay_size=most)
 
 
 def test_no_round_copies_the_replay_buffer() -> None:

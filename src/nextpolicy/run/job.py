@@ -52,9 +52,11 @@ class Job:
         """Raise if this device cannot train the population. A run can be loaded regardless."""
         if not self.on_host:
             population_mode(self.config.run.population)
-        if hasattr(self.config.algorithm, "replay_size"):
+        settings: Any = self.config.algorithm
+        if hasattr(settings, "replay_size"):
             learner = jax.eval_shape(self.setup.algorithm.init, jax.random.key(0))
-            memory.check_replay(learner.replay, len(self.seeds))
+            drawn = settings.updates(self.config.batch_size) * settings.minibatch_size
+            memory.check_replay(learner.replay, len(self.seeds), drawn)
 
     def program(self) -> Program:
         """The compiled functions of the population."""

@@ -12,17 +12,23 @@ from nextpolicy.core.replay import Replay
 _SHARE = 0.8  # of the memory; the rest is for networks, environments and one checkpoint
 
 
-def check_replay(replay: Replay, members: int) -> None:
-    """Raise `ConfigError` if the buffers of all members exceed the memory. `replay` is one buffer, or its shapes."""
+def check_replay(replay: Replay, members: int, drawn: int) -> None:
+    """Raise `ConfigError` if the buffers of all members and what a round draws from them exceed the memory.
+
+    replay  one buffer, or its shapes
+    drawn   transitions of all minibatches of a round, which are gathered before the first gradient step
+    """
     leaves = jax.tree.leaves(replay.data)
     row = sum(x.size // x.shape[0] * x.dtype.itemsize for x in leaves)
     held, room = leaves[0].shape[0], _memory()
-    if room is None or held * row * members <= _SHARE * room:
+    if room is None or (held + drawn) * row * members <= _SHARE * room:
         return
-    raise ConfigError(
-        f"replay_size: expected at most {int(_SHARE * room / row / members)} for {members} members of {row} bytes per "
-        f"transition in {room / 1e9:.1f} GB of memory, got {held}"
-    )
+    most = int(_SHARE * room / row / members)
+    about = f"for {members} members of {row} bytes per transition in {room / 1e9:.1f} GB of memory"
+    if drawn >= most:
+        what = f"at most {most} transitions in the minibatches of a round"
+        raise ConfigError(f"updates_per_step: expected {what} {about}, got {drawn}")
+    raise ConfigError(f"replay_size: expected at most {most - drawn} {about}, got {held}")
 
 
 def _memory() -> int | None:
