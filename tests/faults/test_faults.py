@@ -64,7 +64,7 @@ def test_an_interruption_at_some_changes_is_survived(work: works.Work, tmp_path:
     survived(results, 4)
 
 
-def test_a_process_killed_between_metrics_and_checkpoint_is_continued(tmp_path: Path) -> None:
+def test_a_process_killed_in_a_checkpoint_is_continued(tmp_path: Path) -> None:
     whole = interruptions.undisturbed(works.WORKS[0], tmp_path)
     (moment,) = (m for m in processes.MOMENTS if m.name == "while a checkpoint is written")
     survived([processes.killed(moment, whole, tmp_path / "killed")], 1)

@@ -8,7 +8,7 @@ import numpy as np
 
 from nextpolicy.envs.base import HostEnvError
 
-KINDS = {"numbers": "fiub", "integers": "iub", "booleans": "biu"}  # what is expected -> kinds of NumPy types that are
+KINDS = {"numbers": "fiub", "integers": "iub", "booleans": "biu"}  # what is expected -> NumPy kinds accepted
 
 
 def step_of(env_id: str, returned: Any, num_envs: int) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, Any]:
