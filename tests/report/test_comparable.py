@@ -110,14 +110,16 @@ def test_seeds_in_two_folders_are_one_environment(tmp_path):
     assert environments(tmp_path) == {"brax/ant": 5}
 
 
-def test_runs_of_earlier_versions_have_no_init_from_and_are_comparable(tmp_path):
+@pytest.mark.parametrize(("field", "other"), [("init_from", "runs/x"), ("held_out", 0.25)])
+def test_runs_of_earlier_versions_lack_a_setting_and_are_comparable(tmp_path, field, other):
     old, new = (
         write_run(tmp_path / name, "brax/ant", algo=(algo,)) for name, algo in (("a", "ppo"), ("b", "sv-static"))
     )
     raw = json.loads((old / "config.json").read_text())
-    (old / "config.json").write_text(json.dumps({k: v for k, v in raw.items() if k != "init_from"}))
+    (old / "config.json").write_text(json.dumps({k: v for k, v in raw.items() if k != field}))
     assert len(load_all([old, new])) == 2
     raw = json.loads((new / "config.json").read_text())
-    (new / "config.json").write_text(json.dumps({**raw, "init_from": "runs/x"}))
-    with pytest.raises(ReportError, match="init_from"):
+    assert field in raw
+    (new / "config.json").write_text(json.dumps({**raw, field: other}))
+    with pytest.raises(ReportError, match=field):
         load_all([old, new])

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import permutation_test, spearmanr
 
 from nextpolicy.report import determinism
 from nextpolicy.report.comparable import load_all
@@ -39,12 +40,30 @@ def test_points_are_environments_with_both_numbers(tmp_path: Path) -> None:
         write_run(tmp_path / "runs" / env, f"brax/{env}", seeds=1, columns=GATE | entropy | score)
     assert report(tmp_path / "runs", "--out", tmp_path / "r.html") == 0
     drawing = (tmp_path / "r-files" / "brax-determinism.svg").read_text()
-    assert "sv-static –, sv-dynamic -1.00" in drawing  # static scores are all equal
+    assert "sv-static –, sv-dynamic -1.00 (p 0.02)" in drawing  # static scores are all equal; 2 of 120 permutations
     assert "effective sample size of the variant" in drawing
     paper = pd.read_csv(tmp_path / "r-files" / "brax-sv-dynamic.csv").set_index("env")
     assert paper.loc["brax/hopper", "paper_updates_pct_of_ppo"] == 97.2
     assert paper.loc["brax/hopper", "updates_difference_from_paper"] == pytest.approx(50 - 97.2)
     assert paper.loc["brax/ant", "paper_kl_target_x_ppo"] == 1.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_p_values_are_those_of_all_permutations(seed: int) -> None:
+    x, score = np.random.default_rng(seed).integers(0, 5, (2, 7))  # with ties
+    points = pd.DataFrame({"x": x, "score": score})
+    distance = lambda order: abs(spearmanr(x, order).statistic)  # noqa: E731
+    exact = permutation_test([score], distance, permutation_type="pairings", n_resamples=10**5, alternative="greater")
+    assert determinism._chance(points) == pytest.approx(exact.pvalue)
+
+
+def test_names_at_one_place_stand_above_each_other() -> None:
+    table = pd.DataFrame({"env": ["brax/ant", "brax/hopper", "brax/fast"], "score_pct_of_ppo": [100.0, 100.0, 150.0]})
+    made = determinism.figure("brax", {"sv-static": table.assign(ratio_ess=0.5)}, ["sv-static"])
+    assert made is not None
+    places = {text.get_text(): text.xy[1] for text in made.axes[1].texts}
+    assert places["hopper"] - places["ant"] > 0.02
+    assert places["fast"] > 0.9
 
 
 def test_no_figure_without_the_columns() -> None:

@@ -28,6 +28,11 @@ def test_a_curve_for_each_variant_at_its_mean(tmp_path: Path) -> None:
     assert (tmp_path / "figure.png").stat().st_size > 5000
 
 
+def test_one_seed_is_not_seeds(tmp_path: Path) -> None:
+    run = nextpolicy.load(write_run(tmp_path / "ant", "brax/ant", seeds=1))
+    assert run.plot().axes[0].get_title() == "brax/ant (1 seed)"
+
+
 def test_any_metric_and_a_hint_for_unknown_ones(tmp_path: Path) -> None:
     run = nextpolicy.load(write_run(tmp_path / "ant", "brax/ant"))
     assert len(run.plot("accepted").axes[0].lines) == 3

@@ -108,7 +108,7 @@ def _finish(figure: Figure, axes: list[Axes], label: str, *, named: bool) -> Fig
 
 def _title(env: str, runs: Sequence[Run]) -> str:
     seeds = {len({m.seed for run in runs for m in run.members if m.variant == v}) for v in _variants(runs)}
-    return f"{env} ({'–'.join(str(n) for n in sorted({min(seeds), max(seeds)}))} seeds)"
+    return f"{env} ({'–'.join(str(n) for n in sorted({min(seeds), max(seeds)}))} seed{'s' * (max(seeds) != 1)})"
 
 
 def _frame(axes: Axes, env: str, runs: Sequence[Run]) -> None:

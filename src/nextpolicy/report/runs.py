@@ -25,6 +25,8 @@ from nextpolicy.settings import is_text
 
 DEPTH = 3  # levels below a given folder that are searched for runs
 KEYS = ("round", "env_steps", "member", "seed", "variant")
+# Settings that runs of earlier versions do not record, with the value that leaves a run as it was without them.
+ADDED_LATER = {"init_from": "", "held_out": 0.0}
 DRAWN = ("episode_return", "accepted", "diff_over_threshold", "rounds_held")  # by figures and on the page
 
 
@@ -112,7 +114,7 @@ def load(path: Path, *, allow_gaps: bool = False) -> Run:
         name=path.resolve().name,
         env=f"{env}[{options}]" if options else env,
         suite=preset_for(env),
-        settings={"init_from": "", **settings, "custom": raw.get("custom", []), "extended": raw.get("extended", [])},
+        settings={**ADDED_LATER, **settings, "custom": raw.get("custom", []), "extended": raw.get("extended", [])},
         about=about,
         members=members,
         state=state,
