@@ -13,8 +13,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.compiling import FLAGS
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")  # as in the processes that are killed
+os.environ.setdefault("XLA_FLAGS", FLAGS)  # as in the processes that are killed
 
 import jax
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from tests.compiling import QUICK
 
 from nextpolicy.config import TrainConfig
 from nextpolicy.config.fields import active_fields, settings_classes
@@ -26,9 +27,6 @@ TINY: dict[str, Any] = {
     "learning_rate": 1e-2,
     "total_env_steps": 32 * 40,
 }
-
-# Compiler options: a quarter of the time to compile, a little slower to run; for what is compared to a tolerance.
-QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 
 CAPACITY = 24  # the same everywhere, so that runs which differ in numbers alone share a compiled program
 

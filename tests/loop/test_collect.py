@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import pytest
+from tests.compiling import QUICK
 
 from nextpolicy.envs.base import DeviceEnv
 from nextpolicy.loop.collect import collect
@@ -14,7 +15,7 @@ from nextpolicy.loop.population import member_init
 from nextpolicy.loop.state import Setup
 from nextpolicy.run.job import make_job
 
-from .helpers import QUICK, assert_same, fetch, member, tiny
+from .helpers import assert_same, fetch, member, tiny
 
 
 class StepByStep:

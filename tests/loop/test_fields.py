@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.compiling import QUICK
 
 from nextpolicy.config import FIELDS, TrainConfig
 from nextpolicy.loop.population import member_init, member_round
 from nextpolicy.run.job import make_job
 
-from .helpers import QUICK, build, differ, fetch, run, tiny
+from .helpers import build, differ, fetch, run, tiny
 
 pytestmark = [pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse, pytest.mark.quick_compilation]
 

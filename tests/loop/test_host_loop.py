@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
+from tests.compiling import QUICK
 
 import nextpolicy
 from nextpolicy.cli.main import main as cli
@@ -44,8 +45,6 @@ MODES = ["same-step", "next-step"]
 # Fields that shape no program: members' numbers, the environment (its spaces do), and what happens between blocks.
 DATA = {"env", "env_options", "warmup_steps", "total_env_steps", "algo", "seeds", "sweep", "population", "devices"}
 DATA |= {"block_rounds", "tensorboard", "wandb", "keep_checkpoints"} | {n for n, f in FIELDS.items() if f.traced}
-# Compiled in a quarter of the time, to run a little slower.
-QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
+from tests.compiling import FLAGS
 
 from .helpers import CAPACITY, assert_close, assert_same, build, compiled_quickly, member, run, tiny, train
 
@@ -196,7 +197,7 @@ def on_eight_devices() -> dict[str, tuple[str, str]]:
 
     What is compared bit for bit there comes out of one program, so few optimisations do.
     """
-    flags = "--xla_force_host_platform_device_count=8 --xla_cpu_use_fusion_emitters=false"
+    flags = f"--xla_force_host_platform_device_count=8 {FLAGS}"
     done = subprocess.run(
         [sys.executable, "-c", ON_EIGHT_DEVICES, str(Path(__file__).parents[1])],
         env=environment(XLA_FLAGS=flags, JAX_DISABLE_MOST_OPTIMIZATIONS="1"),
@@ -249,9 +250,8 @@ def test_two_processes_write_one_run(tmp_path: Path) -> None:
     joint_command = [*command, "--out", str(tmp_path / "joint"), "--coordinator", f"127.0.0.1:{port}"]
     joint_command += ["--num-processes", "2", "--process-id"]
     few = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # what is compared is how the work was shared out
-    flags = "--xla_cpu_use_fusion_emitters=false"
     pipes = {
-        "env": environment(**few, XLA_FLAGS=flags),
+        "env": environment(**few, XLA_FLAGS=FLAGS),
         "stdout": subprocess.PIPE,
         "stderr": subprocess.STDOUT,
         "text": True,
@@ -266,7 +266,7 @@ def test_two_processes_write_one_run(tmp_path: Path) -> None:
             first.kill()
             second.kill()
     assert [first.returncode, second.returncode] == [0, 0], outputs
-    two_devices = environment(**few, XLA_FLAGS=f"{flags} --xla_force_host_platform_device_count=2")
+    two_devices = environment(**few, XLA_FLAGS=f"{FLAGS} --xla_force_host_platform_device_count=2")
     subprocess.run([*command, "--out", str(tmp_path / "alone")], env=two_devices, check=True, timeout=200)
     import nextpolicy
 

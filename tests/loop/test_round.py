@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.compiling import QUICK
 
 from nextpolicy.algos import ppo
 from nextpolicy.core import minibatch, one_vector
@@ -23,7 +24,7 @@ from nextpolicy.nets import build as nets
 from nextpolicy.nets.heads import Categorical, DiagonalGaussian
 from nextpolicy.types import Episodes, Networks, PolicySnapshot, Rollout, Step
 
-from .helpers import QUICK, assert_close, assert_same, build, fetch, member, run, tiny, train
+from .helpers import assert_close, assert_same, build, fetch, member, run, tiny, train
 
 T, N, FEATURES, ACTIONS = 8, 4, 3, 3
 quick = pytest.mark.quick_compilation

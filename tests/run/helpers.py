@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pandas as pd
+from tests.compiling import FLAGS
 
 import nextpolicy
 
@@ -40,7 +41,7 @@ def environment(**variables: str) -> dict[str, str]:
     cache = {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir or ""}
     cache["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
     cache["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(few))
-    flags = "--xla_force_host_platform_device_count=1" + " --xla_cpu_use_fusion_emitters=false" * few
+    flags = "--xla_force_host_platform_device_count=1" + f" {FLAGS}" * few
     one = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     # Importing JAX takes seconds where its byte code may not be kept.
     kept = jax.config.jax_compilation_cache_dir
