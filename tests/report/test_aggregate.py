@@ -100,6 +100,30 @@ def test_welch_by_hand():
     assert aggregate.welch([1.0, 2.0, 3.0], [3.0, 5.0, 7.0], p=0.11).significant
 
 
+def test_seventeen_seeds_a_side_find_a_difference_of_one_standard_deviation():
+    """Cohen (1988), Statistical Power Analysis, table 2.4.1: 17 a side for d = 1 at p = .05, two-sided, power .80."""
+    sample = np.random.default_rng(0).normal(size=17)
+    sample = (sample - sample.mean()) / sample.std(ddof=1)
+    assert aggregate.detectable(sample, 10 + sample) == pytest.approx(1.0, abs=0.02)
+    assert aggregate.detectable(sample, np.tile(sample, 2)) < aggregate.detectable(sample, sample)
+
+
+@pytest.mark.parametrize(("few", "many", "ratio"), [(4, 4, 1.0), (8, 12, 3.0)])
+def test_a_detectable_difference_is_detected_in_four_of_five_cases(few, many, ratio):
+    rng = np.random.default_rng(1)
+    one, other = rng.normal(size=few), ratio * rng.normal(size=many)
+    gap = aggregate.detectable(one, other)
+    draws = [rng.normal(scale=s.std(ddof=1), size=(20_000, len(s))) for s in (one, other)]
+    found = scipy.stats.ttest_ind(draws[0] + gap, draws[1], axis=1, equal_var=False).pvalue < 0.05
+    assert found.mean() == pytest.approx(0.8, abs=0.04)  # of four seeds: its degrees of freedom vary
+
+
+def test_detectable_differences_of_samples_without_spread_or_without_sense():
+    assert aggregate.detectable([2.0, 2.0], [5.0, 5.0]) == 0.0
+    assert np.isnan(aggregate.detectable([1.0], [2.0, 3.0]))
+    assert np.isnan(aggregate.detectable([1.0, np.inf], [2.0, 3.0]))
+
+
 def test_welch_of_samples_without_spread_or_without_sense():
     assert aggregate.welch([2.0, 2.0], [2.0, 2.0]) == (0.0, 1.0, False)
     assert aggregate.welch([1.0, 1.0], [2.0, 2.0]) == (-np.inf, 0.0, True)
@@ -164,6 +188,8 @@ def test_a_percent_table_by_hand():
     assert table["score_pct_of_ppo"].to_dict() == pytest.approx({"up": 200.0, "below-zero": 150.0})
     assert table["score_spread"].to_dict() == pytest.approx({"up": 10.0, "below-zero": 0.0})
     assert table["significant"].tolist() == [True, True]
+    expected = 100 * aggregate.detectable(scores["up"]["ours"], scores["up"]["ppo"]) / np.mean(scores["up"]["ppo"])
+    assert table["detectable_pct"].to_dict() == pytest.approx({"up": expected, "below-zero": 0.0})
     with pytest.raises(ValueError, match=r"^scores: expected 'static' and 'ppo' for 'up'.*, got no 'static'$"):
         aggregate.percent_table(scores, "static")
     with pytest.raises(ValueError, match=r"^scores: expected at least one seed of 'ppo' for 'up'.*, got none$"):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import scipy.optimize
 import scipy.stats
 
 Numbers = np.ndarray | Sequence[float] | float
@@ -75,6 +76,27 @@ def welch(a: Numbers, b: Numbers, p: float = 0.1) -> Welch:
     return Welch(float(result.statistic), float(result.pvalue), bool(result.pvalue < p))
 
 
+def detectable(a: Numbers, b: Numbers, p: float = 0.05, power: float = 0.8) -> float:
+    """The true difference of means that Welch's test finds at level `p` with probability `power`.
+
+    Spreads and numbers of seeds are those of `a` and `b`, and scores are taken as normal: the test's statistic then
+    has a noncentral t distribution. NaN for fewer than two seeds on either side or scores that are not finite.
+    """
+    a, b = np.asarray(a, np.float64).ravel(), np.asarray(b, np.float64).ravel()
+    if min(len(a), len(b)) < 2 or not (np.all(np.isfinite(a)) and np.all(np.isfinite(b))):
+        return float("nan")
+    parts = [float(np.var(s, ddof=1)) / len(s) for s in (a, b)]
+    if sum(parts) == 0:
+        return 0.0
+    freedom = sum(parts) ** 2 / sum(part**2 / (len(s) - 1) for part, s in zip(parts, (a, b), strict=True))
+    least = scipy.stats.t.isf(p / 2, freedom)
+    # The noncentral t distribution, averaged over the estimate of the standard error; scipy's `nct` fails for few seeds.
+    errors = np.sqrt(scipy.stats.chi2.ppf((np.arange(2000) + 0.5) / 2000, freedom) / freedom)
+    found = lambda shift: float(np.mean(scipy.stats.norm.sf(least * errors - shift)))  # noqa: E731
+    shift = scipy.optimize.brentq(lambda s: found(s) - power, 0.0, 5 * least + 10.0)
+    return float(shift * np.sqrt(sum(parts)))
+
+
 def geometric_mean(values: np.ndarray) -> np.ndarray:
     """exp(mean of log) over the last axis; NaN if any value is not positive."""
     return np.exp(np.mean(_logarithms(values), axis=-1))
@@ -121,6 +143,8 @@ def aggregate_of(score: np.ndarray, kl_target: np.ndarray, kl_behaviour: np.ndar
 def percent_table(scores: Mapping[str, Mapping[str, np.ndarray]], variant: str, ppo: str = "ppo") -> pd.DataFrame:
     """Mean score of `variant` in percent of PPO's mean, its standard deviation over seeds, and Welch's test.
 
+    `detectable_pct` is the `detectable` difference in percentage points.
+
     `scores[env][variant]` holds one score per seed; the table has one row per environment. The standard deviation
     (n - 1; NaN for one seed) is in the same percent; Welch's test is of the raw scores, at p = 0.1.
     """
@@ -134,8 +158,10 @@ def percent_table(scores: Mapping[str, Mapping[str, np.ndarray]], variant: str, 
         ours, theirs = (np.asarray(by_variant[name], np.float64) for name in (variant, ppo))
         percent = percent_of_ppo(ours, float(np.mean(theirs)))
         spread = float(np.std(percent, ddof=1)) if len(percent) > 1 else float("nan")
-        rows.append((env, float(np.mean(percent)), spread, *welch(ours, theirs)[1:]))
-    return pd.DataFrame(rows, columns=["env", "score_pct_of_ppo", "score_spread", "p_value", "significant"])
+        least = float(multiple_of_ppo(detectable(ours, theirs), abs(np.mean(theirs)), 100.0))
+        rows.append((env, float(np.mean(percent)), spread, *welch(ours, theirs)[1:], least))
+    names = ["env", "score_pct_of_ppo", "score_spread", "p_value", "significant", "detectable_pct"]
+    return pd.DataFrame(rows, columns=names)
 
 
 def paper_tables() -> dict[str, pd.DataFrame]:

@@ -76,6 +76,14 @@ _ENVIRONMENT = Column("env", "Environment", "", text.words, "text", always=True)
 _VARIANT = Column("variant", "Variant", "", text.words, "text", always=True)
 _SEEDS = Column("seeds", "Seeds", "members with a score, of those planned", _seeds, always=True)
 _P_VALUE = Column("p_value", "p", "Welch's two-sided t-test of the scores", text.plain, in_print=False)
+_DETECTABLE = Column(
+    "detectable_pct",
+    "Detectable, points",
+    "true difference from PPO, in percentage points, that so many seeds with this spread find at p = 0.05 in four of "
+    "five cases",
+    PERCENTAGE,
+    in_print=False,
+)
 _NOTE = Column("note", "Note", "what is missing, and why", text.words, "note")
 _AGGREGATE = (
     _VARIANT,
@@ -113,7 +121,7 @@ def environment_columns(table: pd.DataFrame) -> list[Column]:
     score, *others = (column for statistic in columns.STATISTICS for column in statistic.view_columns())
     paper = (column for each in PAPER_NUMBERS for column in each.columns())
     first = replace(score, always=True)
-    return _with_content(table, [_ENVIRONMENT, _SEEDS, first, _P_VALUE, *others, *paper, _NOTE])
+    return _with_content(table, [_ENVIRONMENT, _SEEDS, first, _P_VALUE, _DETECTABLE, *others, *paper, _NOTE])
 
 
 def scores_columns(table: pd.DataFrame) -> list[Column]:

@@ -64,7 +64,7 @@ def _environment_row(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, Any]
             name = view.name.format(statistic.name)
             row[name] = float(view.value(*means))
             row |= _ends(name, bounds(np.asarray(view.value(*draws))))
-    row |= {"score_spread": np.nan, "p_value": np.nan, "significant": False}
+    row |= {"score_spread": np.nan, "p_value": np.nan, "significant": False, "detectable_pct": np.nan}
     if len(scored) and len(base):
         scores = {"": {"ours": scored["score"].to_numpy(), "ppo": base["score"].to_numpy()}}
         row |= aggregate.percent_table(scores, "ours").drop(columns="env").iloc[0].to_dict()
