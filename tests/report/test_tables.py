@@ -155,7 +155,7 @@ def test_every_column_of_an_environment_table(members):
     for name, value in expected.items():
         assert row[name] == value or row[name] == pytest.approx(value, nan_ok=True), name
     assert row["p_value"] == pytest.approx(0.0823, abs=2e-3)
-    # scipy's noncentral t distribution with 3.5 degrees of freedom exceeds 2.94 in four of five cases if shifted by 3.97.
+    # scipy.stats.nct with 3.48 degrees of freedom exceeds Welch's 2.94 in four of five cases if shifted by 3.967.
     assert row["detectable_pct"] == pytest.approx(10 * 3.967 * np.sqrt(9 / 3 + 4 / 3), rel=1e-3)
     assert of(members, "brax/ant", "sv-static")["kl_target_x_ppo"] == pytest.approx(4.0)
     assert np.isnan(of(members, "brax/ant", "sv-static")["diff_median_pct"])

@@ -90,7 +90,7 @@ def detectable(a: Numbers, b: Numbers, p: float = 0.05, power: float = 0.8) -> f
         return 0.0
     freedom = sum(parts) ** 2 / sum(part**2 / (len(s) - 1) for part, s in zip(parts, (a, b), strict=True))
     least = scipy.stats.t.isf(p / 2, freedom)
-    # The noncentral t distribution, averaged over the estimate of the standard error; scipy's `nct` fails for few seeds.
+    # The noncentral t distribution as a mean over estimates of the standard error; scipy's `nct` fails for few seeds.
     errors = np.sqrt(scipy.stats.chi2.ppf((np.arange(2000) + 0.5) / 2000, freedom) / freedom)
     found = lambda shift: float(np.mean(scipy.stats.norm.sf(least * errors - shift)))  # noqa: E731
     shift = scipy.optimize.brentq(lambda s: found(s) - power, 0.0, 5 * least + 10.0)
@@ -158,7 +158,7 @@ def percent_table(scores: Mapping[str, Mapping[str, np.ndarray]], variant: str, 
         ours, theirs = (np.asarray(by_variant[name], np.float64) for name in (variant, ppo))
         percent = percent_of_ppo(ours, float(np.mean(theirs)))
         spread = float(np.std(percent, ddof=1)) if len(percent) > 1 else float("nan")
-        least = float(multiple_of_ppo(detectable(ours, theirs), abs(np.mean(theirs)), 100.0))
+        least = float(multiple_of_ppo(detectable(ours, theirs), abs(float(np.mean(theirs))), 100.0))
         rows.append((env, float(np.mean(percent)), spread, *welch(ours, theirs)[1:], least))
     names = ["env", "score_pct_of_ppo", "score_spread", "p_value", "significant", "detectable_pct"]
     return pd.DataFrame(rows, columns=names)
