@@ -112,3 +112,31 @@ def test_the_committed_table_of_harm_follows_from_its_rows(
     results = SCRIPTS.parent / "results" / "off-policy"
     run(monkeypatch, "off_policy_harm.py", "table", str(results / "harm.csv"))
     assert capsys.readouterr().out == (results / "harm.md").read_text()
+
+
+def test_minutes_of_suites_are_members_by_steps_by_measured_rates(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, "suite_minutes.py")
+    rows = {line.split(" | ")[0][2:]: line.split(" | ")[1:] for line in capsys.readouterr().out.splitlines() if line}
+    assert rows["brax-gate"][1].startswith("reacher")  # the estimate comes after what was measured
+    matrix = json.loads((SCRIPTS.parent / "results" / "speed" / "h200-matrix.json").read_text())
+    rates = [row["steps_per_second"] for row in matrix if row["env"] == "brax/humanoidstandup"]
+    rounds = 50_000_000 // 20_480
+    assert f"humanoidstandup {36 * rounds * 20_480 / rates[0] / 60:.0f}," in rows["brax"][1]
+    assert float(rows["atari"][0].replace(",", "")) / 60 / 24 == pytest.approx(25.6, abs=0.5)  # days
+
+
+def test_differences_are_welchs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    table = tmp_path / "members.csv"
+    scores = {"ppo": (1.0, 2.0, 3.0), "sv[k=1]": (3.0, 5.0, 7.0)}
+    table.write_text("env,variant,score\n" + "".join(f"a,{v},{x}\n" for v, many in scores.items() for x in many))
+    run(monkeypatch, "differences.py", str(table), "ppo", "k=1")
+    *_, row = capsys.readouterr().out.splitlines()
+    test = stats.ttest_ind(*scores.values(), equal_var=False)
+    low, high = test.confidence_interval()
+    assert row == f"| a | 2 (3) | 5 (3) | -3 [{low:.3g}, {high:.3g}] | {test.pvalue:.2g} |"
+    message = complaint(monkeypatch, capsys, "differences.py", str(table), "ppo", "dqn")
+    assert message.endswith(f"pattern: expected one that some variant of {table} has, got 'dqn'")
