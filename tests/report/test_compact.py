@@ -133,5 +133,15 @@ def test_an_evaluation_is_copied_and_a_copy_is_no_run(folder: Path) -> None:
 
 def test_what_an_interrupted_copy_left_is_not_read(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "copies" / "ant", tmp_path / "all" / "ant")
-    shutil.copytree(folder / "copies" / "ant", tmp_path / "all" / ".hopper.part")
+    shutil.copytree(folder / "copies" / "ant", tmp_path / "all" / ".hopper.x1" / "hopper")
     assert [path.name for path in runs.find([tmp_path / "all"])] == ["ant"]
+
+
+def test_no_folder_of_somebody_else_is_removed(tmp_path: Path) -> None:
+    write_run(tmp_path / "ant", "brax/ant", seeds=1)
+    own = tmp_path / "copies" / ".ant.part" / "notes.txt"
+    own.parent.mkdir(parents=True)
+    own.write_text("mine")
+    assert report(tmp_path / "ant", "--compact", tmp_path / "copies") == 0
+    assert own.read_text() == "mine"
+    assert {path.name for path in (tmp_path / "copies").iterdir()} == {"ant", ".ant.part"}

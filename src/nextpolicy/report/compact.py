@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -49,8 +50,14 @@ def _check(runs: Sequence[Run], places: dict[Path, Path]) -> None:
 
 def _write(run: Run, place: Path) -> None:
     """Write to a temporary folder first, so that a copy is whole or absent."""
-    part = place.with_name(f".{place.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent) as part:
+        _fill(run, Path(part) / place.name)
+        (Path(part) / place.name).rename(place)
+
+
+def _fill(run: Run, part: Path) -> None:
+    """Write a copy to the new folder `part`."""
     (part / "metrics").mkdir(parents=True)
     for name in ("config.json", "status.json", "evaluation.json"):
         if (run.path / name).is_file():
@@ -61,7 +68,6 @@ def _write(run: Run, place: Path) -> None:
     (part / "metrics" / runfiles.part_name(0, run.rounds - 1)).write_bytes(_drawn(run.frame))
     files = {str(file.relative_to(part)): runfiles.record_file(file) for file in part.rglob("*") if file.is_file()}
     runfiles.write_manifest(part / runfiles.COPIED, {"files": files})
-    part.rename(place)
 
 
 def _drawn(frame: pd.DataFrame) -> bytes:
