@@ -1,13 +1,15 @@
 """What suites took on one H200, and what whole suites would take: `python benchmarks/suite_minutes.py`.
 
 results/speed/h200-suites.csv has one row per run: from the start of its command to its scores, compilation and
-evaluation included, and how many other runs shared the GPU meanwhile. Whole suites are estimated from the rates of our
-PPO alone on the GPU (h200-matrix.json, h200-cnn-matrix.json: the row with the most members) and, where there is none,
-from the run itself. Compilation, about a minute for each environment, and evaluation are not in the estimates.
+evaluation included (but for Seaquest's evaluation), and how many other runs shared the GPU meanwhile. Whole suites are
+estimated from the rates of our PPO alone on the GPU (h200-matrix.json, h200-cnn-matrix.json: the row with the most
+members), without compilation, about a minute for each environment, and evaluation. Swimmer has no such rate: its short
+run, with compilation and beside three others, gives an upper bound, marked by "at most".
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -19,9 +21,9 @@ SPEED = Path(__file__).parents[1] / "results" / "speed"
 ESTIMATED = ("minatar", "minatar-paper", "minatar-tuning", "brax", "brax-paper", "brax-gate", "atari")
 
 
-def rates(measured: pd.DataFrame) -> dict[str, float]:
+def rates() -> dict[str, float]:
     """Steps per second of all members together, by environment."""
-    found = {row.env: row.members * row.env_steps / row.seconds for row in measured.itertuples()}
+    found: dict[str, float] = {}
     most: dict[str, int] = {}
     for name in ("h200-matrix.json", "h200-cnn-matrix.json"):
         for row in json.loads((SPEED / name).read_text()):
@@ -42,17 +44,20 @@ def whole(name: str, rate: dict[str, float]) -> dict[str, float]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     measured = pd.read_csv(SPEED / "h200-suites.csv")
-    rate = rates(measured)
+    alone = rates()
+    least = {row.env: row.members * row.env_steps / row.seconds for row in measured.itertuples()}
     print("| suite | runs | members x steps, M | minutes, runs added up |\n|---|---|---|---|")
     for name, group in measured.groupby("suite", sort=False):
         steps = (group["members"] * group["env_steps"]).sum() / 1e6
         print(f"| {name} | {len(group)} | {steps:,.0f} | {group['seconds'].sum() / 60:.0f} |")
     print("\n| whole suite | minutes alone on the GPU | of these, the longest |\n|---|---|---|")
     for name in ESTIMATED:
-        minutes = whole(name, rate)
+        minutes = whole(name, least | alone)
         longest = sorted(minutes, key=lambda env: -minutes[env])[:4]
-        shown = ", ".join(f"{env.partition('/')[2]} {minutes[env]:,.0f}" for env in longest)
+        bound = {env: "" if env in alone else "at most " for env in longest}
+        shown = ", ".join(f"{env.partition('/')[2]} {bound[env]}{minutes[env]:,.0f}" for env in longest)
         print(f"| {name} | {sum(minutes.values()):,.0f} | {shown} |")
 
 

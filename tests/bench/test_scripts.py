@@ -118,25 +118,98 @@ def test_minutes_of_suites_are_members_by_steps_by_measured_rates(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(monkeypatch, "suite_minutes.py")
-    rows = {line.split(" | ")[0][2:]: line.split(" | ")[1:] for line in capsys.readouterr().out.splitlines() if line}
-    assert rows["brax-gate"][1].startswith("reacher")  # the estimate comes after what was measured
-    matrix = json.loads((SCRIPTS.parent / "results" / "speed" / "h200-matrix.json").read_text())
-    rates = [row["steps_per_second"] for row in matrix if row["env"] == "brax/humanoidstandup"]
-    rounds = 50_000_000 // 20_480
-    assert f"humanoidstandup {36 * rounds * 20_480 / rates[0] / 60:.0f}," in rows["brax"][1]
-    assert float(rows["atari"][0].replace(",", "")) / 60 / 24 == pytest.approx(25.6, abs=0.5)  # days
+    first, second = capsys.readouterr().out.split("\n\n")
+    measured, estimated = (
+        {line.split(" | ")[0][2:]: line.rstrip(" |").split(" | ")[1:] for line in part.splitlines()}
+        for part in (first, second)
+    )
+    # 237, 166, 166 and 179 s; 16 members x 50M steps on each of four tasks.
+    assert measured["brax-gate"] == ["4", "3,200", "12"]
+    speed = SCRIPTS.parent / "results" / "speed"
+    rate = {}
+    for name in ("h200-matrix.json", "h200-cnn-matrix.json"):
+        for row in json.loads((speed / name).read_text()):
+            if row["contender"] == "nextpolicy ppo":
+                rate[name, row["env"], row["members"]] = row["steps_per_second"] * 60
+    steps = 50_000_000 // 20_480 * 20_480
+    slow = 36 * steps / rate["h200-matrix.json", "brax/humanoidstandup", 12]
+    assert estimated["brax"][1].startswith(f"humanoidstandup {slow:.0f}, humanoid ")
+    assert ", swimmer at most 50, " in estimated["brax"][1]
+    steps = 10_000_000 // 8192 * 8192
+    game = 36 * steps / rate["h200-cnn-matrix.json", "gymnax/Seaquest-MinAtar", 24]
+    assert estimated["minatar-tuning"][1].startswith(f"Seaquest-MinAtar {game:.0f}, ")
+    assert float(estimated["atari"][0].replace(",", "")) / 60 / 24 == pytest.approx(25.6, abs=0.5)  # days
 
 
-def test_differences_are_welchs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+MEMBERS = """env,variant,seed,score
+a,ppo,0,1
+a,ppo,1,2
+a,ppo,2,3
+a,sv[k=1],0,2
+a,sv[k=1],1,5
+a,sv[k=1],2,7
+a,sv[k=2],0,4
+a,sv[k=2],1,
+a,sv[k=2],2,7
+b,ppo,0,1
+"""
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> Path:
+    path = tmp_path / "members.csv"
+    path.write_text(MEMBERS)
+    return path
+
+
+def test_differences_are_welchs_of_seeds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], members: Path
 ) -> None:
-    table = tmp_path / "members.csv"
-    scores = {"ppo": (1.0, 2.0, 3.0), "sv[k=1]": (3.0, 5.0, 7.0)}
-    table.write_text("env,variant,score\n" + "".join(f"a,{v},{x}\n" for v, many in scores.items() for x in many))
-    run(monkeypatch, "differences.py", str(table), "ppo", "k=1")
-    *_, row = capsys.readouterr().out.splitlines()
-    test = stats.ttest_ind(*scores.values(), equal_var=False)
+    run(monkeypatch, "differences.py", str(members), "^ppo", r"\[k=.\]")
+    _, _, *rows = capsys.readouterr().out.splitlines()
+    test = stats.ttest_ind([1.0, 2.0, 3.0], [3.0, 5.0, 7.0], equal_var=False)  # the second: means over k
     low, high = test.confidence_interval()
-    assert row == f"| a | 2 (3) | 5 (3) | -3 [{low:.3g}, {high:.3g}] | {test.pvalue:.2g} |"
-    message = complaint(monkeypatch, capsys, "differences.py", str(table), "ppo", "dqn")
-    assert message.endswith(f"pattern: expected one that some variant of {table} has, got 'dqn'")
+    assert rows == [f"| a | 2 (3) | 5 (3) | -3 [{low:.3g}, {high:.3g}] | {test.pvalue:.2g} |"]
+
+
+def test_differences_from_another_file_and_of_one_seed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], members: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.csv"
+    other.write_text("env,variant,seed,score\nb,ppo,0,5\nb,ppo,1,5\nc,ppo,0,9\n")
+    run(monkeypatch, "differences.py", str(members), "ppo", "ppo", "--other", str(other))
+    assert capsys.readouterr().out.splitlines()[2:] == ["| b | 1 (1) | 5 (2) | -4 [nan, nan] | nan |"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{}", "ppo", "dqn"], "pattern: expected one that some variant of {} has, got 'dqn'"),
+        (["{}", "ppo", "("], "pattern: expected a regular expression, got '(' (missing ), unterminated subpattern"),
+        (["{}.no", "ppo", "sv"], "{}.no: expected members.csv of a report, got a file that cannot be read"),
+        (["{}/..", "ppo", "sv"], "expected members.csv of a report, got a file that cannot be read"),
+    ],
+)
+def test_differences_complain_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    members: Path,
+    arguments: list[str],
+    message: str,
+) -> None:
+    given = [word.format(members) for word in arguments]
+    assert message.format(members) in complaint(monkeypatch, capsys, "differences.py", *given)
+
+
+def test_differences_need_their_columns_and_a_shared_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], members: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.csv"
+    for text, message in (
+        ("env,variant,score\nb,ppo,5\n", "got no column seed"),
+        ("env,variant,seed,score\nc,ppo,0,5\n", "environments: expected one that both groups have, got a and c"),
+        ("", "got a file that cannot be read"),
+    ):
+        other.write_text(text)
+        said = complaint(monkeypatch, capsys, "differences.py", str(members), "ppo", "ppo", "--other", str(other))
+        assert message in said
