@@ -411,3 +411,13 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120)
     assert done.stderr == ""
     assert done.returncode in (0, 141)  # 0 if all was written before the reader had gone
+
+
+@pytest.mark.parametrize(
+    "words", [["bench", "probe/constant", "--contenders=--"], ["bench", "gym/CartPole-v1", "--until-return=--"]]
+)
+def test_two_dashes_are_no_value(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """argparse drops them, and the option would be an empty list."""
+    assert main(words) == 2
+    option = words[-1].partition("=")[0]
+    assert capsys.readouterr().err == f"nextpolicy: {option}: expected a value, got '--'\n"

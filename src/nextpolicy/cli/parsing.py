@@ -33,6 +33,9 @@ class Parser(argparse.ArgumentParser):
         """Parse all arguments; an unknown one is an error that suggests the nearest."""
         from nextpolicy.config import nearest
 
+        for option, _, value in (word.partition("=") for word in arguments if word.startswith("-")):
+            if value == "--":  # argparse would drop it and pass on an empty list
+                raise UsageError(f"{option}: expected a value, got '--'")
         parsed, rest = self.parse_known_args(list(arguments))
         if rest:
             known = [o for action in self._actions for o in action.option_strings or [action.dest]]
