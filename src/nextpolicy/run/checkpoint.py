@@ -46,12 +46,14 @@ def save(folder: Path, rounds_done: int, state: PyTree, keep: int, about: Mappin
         try:
             orbax_io.check_room(folder, state)
             with orbax_io.without_wildcards(path.parent) as place, orbax_io.quiet_threads():
+                flat = _flat(state)
                 with orbax_io.checkpointer() as writer:
-                    writer.save(place / path.name, _flat(state))
+                    writer.save(place / path.name, flat)
                 _read_back(place, rounds_done, state)
             if first:
                 files = {str(p.relative_to(path)): runfiles.record_file(p) for p in _files(path)}
-                facts = {"rounds_done": rounds_done, "state_format": STATE_FORMAT, "files": files}
+                arrays = {name: list(x.shape) for name, x in flat.items()}
+                facts = {"rounds_done": rounds_done, "state_format": STATE_FORMAT, "files": files, "arrays": arrays}
                 write_manifest(manifest_path(folder, rounds_done), {**facts, **(about or {})})
         except (OSError, ValueError, RuntimeError) as error:
             orbax_io.end_failed_save(threads)
@@ -122,11 +124,7 @@ def restore(folder: Path, rounds_done: int, template: PyTree) -> PyTree:
     path = (folder / f"{rounds_done:08d}").absolute()
     wanted = _flat(template)
     with orbax_io.quiet_threads(), orbax_io.checkpointer() as reader:
-        saved = reader.metadata(path)
-        saved = getattr(saved, "item_metadata", saved)
-        saved = getattr(saved, "tree", saved)
-        if saved is None:
-            raise RunError(f"checkpoint {path}: the arrays cannot be read")
+        saved = _recorded_shapes(folder, rounds_done) or _stored_shapes(reader, path)
         if set(saved) != set(wanted):
             odd = sorted(set(saved) ^ set(wanted))[0]
             raise RunError(
@@ -134,13 +132,32 @@ def restore(folder: Path, rounds_done: int, template: PyTree) -> PyTree:
                 "use the configuration and version it was saved with"
             )
         for name, ours in wanted.items():
-            if tuple(saved[name].shape) != tuple(ours.shape):
+            if saved[name] != tuple(ours.shape):
                 raise RunError(
-                    f"checkpoint {path}: {name}: expected shape {tuple(ours.shape)}, got {tuple(saved[name].shape)}; "
+                    f"checkpoint {path}: {name}: expected shape {tuple(ours.shape)}, got {saved[name]}; "
                     "use the environment and networks it was saved with"
                 )
         flat = reader.restore(path, wanted)
     return _unflat(template, flat)
+
+
+def _recorded_shapes(folder: Path, rounds_done: int) -> dict[str, tuple[int, ...]]:
+    """The shape of each array by the manifest; nothing if an earlier version wrote it, or if it is not written yet."""
+    arrays: Any = None
+    with contextlib.suppress(ValueError, OSError):
+        arrays = manifest(folder, rounds_done).get("arrays")
+    whole = isinstance(arrays, dict) and all(isinstance(shape, list) for shape in arrays.values())
+    return {name: tuple(shape) for name, shape in arrays.items()} if whole else {}
+
+
+def _stored_shapes(reader: Any, path: Path) -> dict[str, tuple[int, ...]]:
+    """The same by Orbax's metadata. Each call loses .3 MB for fifty arrays: TensorStore 0.1.86 never frees its JSON."""
+    saved = reader.metadata(path)
+    saved = getattr(saved, "item_metadata", saved)
+    saved = getattr(saved, "tree", saved)
+    if saved is None:
+        raise RunError(f"checkpoint {path}: the arrays cannot be read")
+    return {name: tuple(array.shape) for name, array in saved.items()}
 
 
 def placed_like(state: PyTree) -> PyTree:
