@@ -57,6 +57,29 @@ def test_p_values_are_those_of_all_permutations(seed: int) -> None:
     assert determinism._chance(points) == pytest.approx(exact.pvalue)
 
 
+@pytest.mark.parametrize("environments", [4, 5, 8, 9])
+def test_p_values_are_exact_for_few_environments_only(environments: int) -> None:
+    x = np.arange(environments)
+    points = pd.DataFrame({"x": x, "score": (x * 3) % environments + x / 100})
+    found = spearmanr(points["x"], points["score"])
+    exact = determinism._chance(points) if environments <= 8 else found.pvalue
+    shown = f"{found.statistic:.2f} (p {exact:.2f})" if environments >= 5 else "–"
+    assert determinism._rank(points) == shown
+
+
+def test_names_side_by_side_stay_at_their_points() -> None:
+    scores = {"brax/ant": (0.2, 120.0), "brax/hopper": (0.8, 120.0), "brax/fast": (0.5, 80.0)}
+    table = pd.DataFrame([(e, x, y) for e, (x, y) in scores.items()], columns=["env", "ratio_ess", "score_pct_of_ppo"])
+    made = determinism.figure("brax", {"sv-static": table}, ["sv-static"])
+    assert made is not None
+    axes = made.axes[1]
+    names = {text.get_text(): text.xy for text in axes.texts}
+    assert names["ant"][1] == names["hopper"][1] > names["fast"][1]
+    for env, (x, y) in scores.items():
+        left, bottom = (axes.transScale + axes.transLimits).transform((x, y - 100))
+        assert names[env[5:]] == pytest.approx((left, bottom), abs=0.03)
+
+
 def test_names_at_one_place_stand_above_each_other() -> None:
     table = pd.DataFrame({"env": ["brax/ant", "brax/hopper", "brax/fast"], "score_pct_of_ppo": [100.0, 100.0, 150.0]})
     made = determinism.figure("brax", {"sv-static": table.assign(ratio_ess=0.5)}, ["sv-static"])
