@@ -133,15 +133,27 @@ def test_an_evaluation_is_copied_and_a_copy_is_no_run(folder: Path) -> None:
 
 def test_what_an_interrupted_copy_left_is_not_read(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "copies" / "ant", tmp_path / "all" / "ant")
-    shutil.copytree(folder / "copies" / "ant", tmp_path / "all" / ".hopper.x1" / "hopper")
+    shutil.copytree(folder / "copies" / "ant", tmp_path / "all" / ".hopper.part")
     assert [path.name for path in runs.find([tmp_path / "all"])] == ["ant"]
 
 
-def test_no_folder_of_somebody_else_is_removed(tmp_path: Path) -> None:
+def test_what_a_killed_copy_left_is_replaced_and_a_folder_of_somebody_else_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_run(tmp_path / "ant", "brax/ant", seeds=1)
-    own = tmp_path / "copies" / ".ant.part" / "notes.txt"
-    own.parent.mkdir(parents=True)
-    own.write_text("mine")
+    part, place = tmp_path / "copies" / ".ant.part", tmp_path / "copies" / "ant"
+    for name in ("notes.txt", "metrics/mine.csv"):
+        own = part / name
+        own.parent.mkdir(parents=True, exist_ok=True)
+        own.write_text("mine")
+        assert report(tmp_path / "ant", "--compact", tmp_path / "copies") == 2
+        said = capsys.readouterr().err
+        assert said == f"nextpolicy: compact: expected to write {part}, got a folder of something else; move it\n"
+        assert own.read_text() == "mine"
+        own.unlink()
+    (part / "config.json").write_text("{")
+    (part / ".copied.json.7.tmp").write_text("{")
+    (part / "metrics" / "part-00000000-00000001.parquet").write_text("half")
     assert report(tmp_path / "ant", "--compact", tmp_path / "copies") == 0
-    assert own.read_text() == "mine"
-    assert {path.name for path in (tmp_path / "copies").iterdir()} == {"ant", ".ant.part"}
+    assert [path.name for path in (tmp_path / "copies").iterdir()] == ["ant"]
+    assert runs.load(place).state == "finished"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import io
 import shutil
-import tempfile
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from nextpolicy.report.members import member_table
 from nextpolicy.report.runs import DRAWN, KEYS, ReportError, Run, find, load
 from nextpolicy.report.text import count
 
+_COPIED = ("config.json", "status.json", "evaluation.json")  # files of a run that a copy has as they are
 _BITS = 12  # of the 23 stored bits of a float32; a thirteenth is implied
 
 
@@ -46,20 +47,17 @@ def _check(runs: Sequence[Run], places: dict[Path, Path]) -> None:
             raise ReportError(f"compact: expected run folders with distinct names, got {run.name} twice")
         if places[run.path].exists():
             raise ReportError(f"compact: {places[run.path]} exists; move it, or choose another folder")
+        part = _unfinished(places[run.path])
+        if part.exists() and not _is_ours(part):
+            raise ReportError(f"compact: expected to write {part}, got a folder of something else; move it")
 
 
 def _write(run: Run, place: Path) -> None:
     """Write to a temporary folder first, so that a copy is whole or absent."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent) as part:
-        _fill(run, Path(part) / place.name)
-        (Path(part) / place.name).rename(place)
-
-
-def _fill(run: Run, part: Path) -> None:
-    """Write a copy to the new folder `part`."""
+    part = _unfinished(place)
+    shutil.rmtree(part, ignore_errors=True)  # of a copy that was killed; `_check` has looked into it
     (part / "metrics").mkdir(parents=True)
-    for name in ("config.json", "status.json", "evaluation.json"):
+    for name in _COPIED:
         if (run.path / name).is_file():
             shutil.copyfile(run.path / name, part / name)
     members = member_table([run])
@@ -68,6 +66,22 @@ def _fill(run: Run, part: Path) -> None:
     (part / "metrics" / runfiles.part_name(0, run.rounds - 1)).write_bytes(_drawn(run.frame))
     files = {str(file.relative_to(part)): runfiles.record_file(file) for file in part.rglob("*") if file.is_file()}
     runfiles.write_manifest(part / runfiles.COPIED, {"files": files})
+    part.rename(place)
+
+
+def _unfinished(place: Path) -> Path:
+    """Where a copy is written before it is moved to `place`."""
+    return place.with_name(f".{place.name}.part")
+
+
+def _is_ours(part: Path) -> bool:
+    """Whether a folder has nothing but what a copy that was killed leaves behind."""
+    if not part.is_dir() or part.is_symlink():
+        return False
+    known = ("metrics", "metrics/part-*.parquet", runfiles.STATISTICS_FILE, *_COPIED, runfiles.COPIED)
+    patterns = (*known, f".{runfiles.COPIED}.*.tmp")  # the last: half of a manifest
+    inside = [path.relative_to(part).as_posix() for path in part.rglob("*")]
+    return all(any(fnmatch(name, pattern) for pattern in patterns) for name in inside)
 
 
 def _drawn(frame: pd.DataFrame) -> bytes:
