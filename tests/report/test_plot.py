@@ -9,6 +9,8 @@ import pytest
 
 import nextpolicy
 from nextpolicy.config import ConfigError
+from nextpolicy.report import figures
+from nextpolicy.report.comparable import load_all
 
 from .synthetic import lively, write_run
 
@@ -31,6 +33,10 @@ def test_a_curve_for_each_variant_at_its_mean(tmp_path: Path) -> None:
 def test_one_seed_is_not_seeds(tmp_path: Path) -> None:
     run = nextpolicy.load(write_run(tmp_path / "ant", "brax/ant", seeds=1))
     assert run.plot().axes[0].get_title() == "brax/ant (1 seed)"
+    one = load_all([tmp_path / "ant"])
+    assert figures._title("brax/ant", one) == "brax/ant (1 seed)"
+    write_run(tmp_path / "more", "brax/ant", algo=("sv-static",), seeds=(1, 2))
+    assert figures._title("brax/ant", load_all([tmp_path])) == "brax/ant (1–3 seeds)"
 
 
 def test_any_metric_and_a_hint_for_unknown_ones(tmp_path: Path) -> None:
