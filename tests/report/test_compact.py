@@ -151,6 +151,12 @@ def test_what_a_killed_copy_left_is_replaced_and_a_folder_of_somebody_else_is_no
         assert said == f"nextpolicy: compact: expected to write {part}, got a folder of something else; move it\n"
         assert own.read_text() == "mine"
         own.unlink()
+    part.rename(tmp_path / "aside")
+    part.symlink_to(tmp_path / "nowhere")
+    assert report(tmp_path / "ant", "--compact", tmp_path / "copies") == 2
+    assert "got a folder of something else" in capsys.readouterr().err
+    part.unlink()
+    (tmp_path / "aside").rename(part)
     (part / "config.json").write_text("{")
     (part / ".copied.json.7.tmp").write_text("{")
     (part / "metrics" / "part-00000000-00000001.parquet").write_text("half")

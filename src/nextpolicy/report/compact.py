@@ -7,6 +7,7 @@ of each round, what figures draw. Returns and differences are rounded to 13 bits
 from __future__ import annotations
 
 import io
+import os
 import shutil
 from collections.abc import Sequence
 from fnmatch import fnmatch
@@ -48,7 +49,7 @@ def _check(runs: Sequence[Run], places: dict[Path, Path]) -> None:
         if places[run.path].exists():
             raise ReportError(f"compact: {places[run.path]} exists; move it, or choose another folder")
         part = _unfinished(places[run.path])
-        if part.exists() and not _is_ours(part):
+        if os.path.lexists(part) and not _is_ours(part):
             raise ReportError(f"compact: expected to write {part}, got a folder of something else; move it")
 
 
