@@ -50,8 +50,6 @@ _THIRD_PARTY_WARNINGS = (
     "ignore:JAXopt is no longer maintained:DeprecationWarning",
     # Brax says so of itself whenever it loads a system.
     "ignore:Brax System, piplines and environments are not actively being maintained:UserWarning",
-    # Orbax leaves coroutines behind when a save fails. They are collected later, in any test.
-    "ignore:coroutine .* was never awaited:RuntimeWarning",
     # From JAX 0.11 on, when a kernel is lowered. Our kernels are written for it; the bound jax<0.12 keeps it.
     "ignore:The Pallas Triton backend is deprecated:DeprecationWarning",
 )

@@ -22,7 +22,7 @@ from nextpolicy.experiments.task import Task, tasks
 from nextpolicy.export import numpy_policy
 from nextpolicy.loop.population import Program
 from nextpolicy.report import compact, write
-from nextpolicy.run import callbacks
+from nextpolicy.run import callbacks, checkpoint
 from nextpolicy.run import run as runs
 from nextpolicy.run.folder import RunFolder
 from nextpolicy.run.job import Job
@@ -100,7 +100,7 @@ def damaged(place: Path) -> None:
     train(place)
     run = place / "run"
     (run / "metrics" / "part-00000001-00000001.parquet").unlink()
-    with open(run / "checkpoints" / "00000003" / "manifest.ocdbt", "r+b") as file:
+    with open(run / "checkpoints" / "00000003" / checkpoint.ARRAYS, "r+b") as file:
         file.write(b"xx")
     RunFolder(run).set_status("running", rounds_done=3)
 

@@ -20,7 +20,7 @@ import pytest
 import nextpolicy
 from nextpolicy import runfiles
 from nextpolicy.config.fields import active_fields, settings_classes
-from nextpolicy.run import checkpoint, folder, interrupt, job, metrics
+from nextpolicy.run import checkpoint, folder, interrupt, job, metrics, tensor_file
 from nextpolicy.run.folder import RunError
 
 from .helpers import COMMAND, SMALL, assert_same_run, contents, environment, options
@@ -104,9 +104,10 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 MOMENTS: list[tuple[Any, str, int, bool]] = [
     (metrics, "write_part", 4, False),  # between a block and its metrics
     (metrics, "write_part", 4, True),  # between metrics and checkpoint
-    (checkpoint, "_flat", 4, False),  # before Orbax has written anything
-    (checkpoint, "_read_back", 3, False),  # Orbax is done, the checkpoint has not been read back
-    (runfiles, "record_file", 20, False),  # it has, and its manifest is not written
+    (tensor_file, "write", 4, False),  # the checkpoint's folder is empty
+    (tensor_file, "_chunks", 4, False),  # its file is empty
+    (tensor_file, "write", 3, True),  # the file is written and has not been read back
+    (checkpoint, "write_manifest", 3, False),  # it has, and its manifest is not written
     (checkpoint, "_remove", 6, False),  # before an old checkpoint is dropped
     (runfiles.os, "replace", 9, False),  # a small file is written and not yet in place
 ]
@@ -128,7 +129,6 @@ def test_killed_at_a_chosen_moment(
     run = nextpolicy.resume(tmp_path / "run", quiet=True)
     assert_same_run(run, uninterrupted)
     assert not list(run.path.rglob("*.tmp"))
-    assert not list(run.path.rglob("*orbax-checkpoint-tmp*"))
 
 
 def kill_and_resume(env: str, out: Path, kills: int, seed: int, **fields: Any) -> None:
@@ -339,25 +339,43 @@ def test_empty_arrays_come_back(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("recorded", [True, False])
-def test_shapes_are_those_of_the_manifest_or_else_of_orbax(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: bool
-) -> None:
-    """Manifests of earlier versions do not list the arrays. Orbax's own list of them leaks memory."""
-    state = {"x": jnp.arange(6).reshape(2, 3), "key": jax.random.key(0), "contacts": jnp.zeros((3, 0))}
-    checkpoint.save(tmp_path, 1, state, keep=1)
-    facts = checkpoint.manifest(tmp_path, 1)
-    assert facts["arrays"] == {"x": [2, 3], "key": [2]}
-    if recorded:
-        monkeypatch.setattr(checkpoint, "_stored_shapes", lambda *_: pytest.fail("Orbax was asked"))
-    else:
-        del facts["arrays"]
-        checkpoint.write_manifest(runfiles.manifest_path(tmp_path, 1), facts)
+@pytest.mark.parametrize("writer", ["ours", "Orbax"])
+def test_arrays_keys_and_shapes_are_those_that_were_saved(tmp_path: Path, writer: str) -> None:
+    """Earlier versions saved with Orbax."""
+    state = {"x": jnp.arange(6).reshape(2, 3), "key": jax.random.key(5), "contacts": jnp.zeros((3, 0))}
     template = checkpoint.placed_like(state)
-    assert checkpoint.restore(tmp_path, 1, template)["x"].tolist() == state["x"].tolist()
+    if writer == "ours":
+        checkpoint.save(tmp_path, 1, state, keep=1)
+    else:
+        import orbax.checkpoint as ocp
+
+        with ocp.StandardCheckpointer() as saver:
+            saver.save(tmp_path / "00000001", checkpoint._flat(state))
+    back = checkpoint.restore(tmp_path, 1, template)
+    assert back["x"].tolist() == state["x"].tolist()
+    assert jax.random.key_data(back["key"]).tolist() == jax.random.key_data(state["key"]).tolist()
+    assert back["contacts"].shape == (3, 0)
     wrong = {**template, "x": jax.ShapeDtypeStruct((3, 2), jnp.int32, sharding=state["x"].sharding)}
     with pytest.raises(RunError, match=r"x: expected shape \(3, 2\), got \(2, 3\)"):
         checkpoint.restore(tmp_path, 1, wrong)
+    with pytest.raises(RunError, match=r"got a difference at key"):
+        checkpoint.restore(tmp_path, 1, {"x": template["x"]})
+
+
+def test_an_array_of_another_dtype_is_not_converted(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, 1, {"x": jnp.arange(3)}, keep=1)
+    with pytest.raises(RunError, match=r"x: expected float32, got int32; train a new run$"):
+        checkpoint.restore(tmp_path, 1, {"x": jnp.zeros(3)})
+
+
+def test_arrays_come_back_on_the_devices_they_were_on(tmp_path: Path) -> None:
+    device = jax.local_devices()[0]
+    spread = jax.sharding.NamedSharding(jax.make_mesh((1,), ("members",)), jax.sharding.PartitionSpec("members"))
+    state = {"x": jax.device_put(jnp.arange(4.0), spread), "y": jax.device_put(jnp.arange(2), device)}
+    checkpoint.save(tmp_path, 1, state, keep=1)
+    back = checkpoint.restore(tmp_path, 1, checkpoint.placed_like(state))
+    assert jax.tree.map(lambda x: x.sharding, back) == jax.tree.map(lambda x: x.sharding, state)
+    assert back["x"].tolist() == [0, 1, 2, 3]
 
 
 def test_a_checkpoint_of_another_program_is_refused(interrupted: Path, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Orbax checkpoints of the full state, each with a manifest that detects damage.
+"""Checkpoints of the full state, each with a manifest that detects damage.
 
-A checkpoint is the folder `checkpoints/<rounds>/` and its manifest `checkpoints/<rounds>.json`. The manifest contains
-the size and digest of every file. It is written last, after the checkpoint has been read back. An interrupted save or
-a damaged file is therefore never loaded. Only arrays are read; loading executes no code.
+A checkpoint is the folder `checkpoints/<rounds>/` with the arrays in one file, and its manifest
+`checkpoints/<rounds>.json`. The manifest contains the size and digest of the file. It is written last, after the file
+has been read back. An interrupted save or a damaged file is therefore never loaded. Loading executes no code.
 """
 
 from __future__ import annotations
@@ -10,22 +10,25 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from nextpolicy import runfiles
-from nextpolicy.run import interrupt, orbax_io
+from nextpolicy.run import interrupt, orbax_reader, tensor_file
 from nextpolicy.run.folder import RunError
+from nextpolicy.run.processes import agreed, fetch
 from nextpolicy.runfiles import manifest_path, write_manifest
 from nextpolicy.types import PyTree
 
 STATE_FORMAT = 2  # version of the arrays in a state, recorded in every manifest; a manifest without it has format 1
-_LEFTOVER = re.compile(r"\d{8}(\.orbax-checkpoint-tmp.*)?")  # the folder of a checkpoint, or Orbax's temporary one
+ARRAYS = "state.safetensors"
+_LEFTOVER = re.compile(r"\d{8}(\.orbax-checkpoint-tmp.*)?")  # the folder of a checkpoint; of Orbax in earlier versions
 
 
 class CheckpointError(RunError):
@@ -35,31 +38,19 @@ class CheckpointError(RunError):
 def save(folder: Path, rounds_done: int, state: PyTree, keep: int, about: Mapping[str, Any] | None = None) -> None:
     """Write the state after `rounds_done` rounds and delete all but the newest `keep` checkpoints.
 
-    `about` is added to the manifest: the configuration and the records of the metrics parts.
+    `about` is added to the manifest: the configuration and the records of the metrics parts. All processes take part;
+    the first one writes.
     """
-    path = (folder / f"{rounds_done:08d}").absolute()
-    first = jax.process_index() == 0
-    if first:
-        _remove(path)  # left by a save of this round that was killed
+    first, error = jax.process_index() == 0, None
     with interrupt.deferred():
-        threads = threading.enumerate()
+        flat = fetch(_flat(state))
         try:
-            orbax_io.check_room(folder, state)
-            with orbax_io.without_wildcards(path.parent) as place, orbax_io.quiet_threads():
-                flat = _flat(state)
-                with orbax_io.checkpointer() as writer:
-                    writer.save(place / path.name, flat)
-                _read_back(place, rounds_done, state)
             if first:
-                files = {str(p.relative_to(path)): runfiles.record_file(p) for p in _files(path)}
-                arrays = {name: list(x.shape) for name, x in flat.items()}
-                facts = {"rounds_done": rounds_done, "state_format": STATE_FORMAT, "files": files, "arrays": arrays}
-                write_manifest(manifest_path(folder, rounds_done), {**facts, **(about or {})})
-        except (OSError, ValueError, RuntimeError) as error:
-            orbax_io.end_failed_save(threads)
-            if first:
-                _remove(path)
-                _clear_leftovers(folder)
+                _write(folder, rounds_done, flat, about or {})
+        except OSError as caught:
+            error = caught
+            _remove(folder / f"{rounds_done:08d}")
+        if agreed(error is not None):
             reason = "no space left on the disk" if "space left" in str(error) else _first_line(error)
             raise CheckpointError(
                 f"checkpoint: round {rounds_done} could not be saved in {folder} ({reason})"
@@ -69,23 +60,21 @@ def save(folder: Path, rounds_done: int, state: PyTree, keep: int, about: Mappin
             _remove(folder / f"{old:08d}")
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+def _write(folder: Path, rounds_done: int, flat: dict[str, np.ndarray], about: Mapping[str, Any]) -> None:
+    """The arrays, read back, and then the manifest."""
+    path = folder / f"{rounds_done:08d}"
+    _remove(path)  # left by a save of this round that was killed
+    path.mkdir()
+    record = tensor_file.write(path / ARRAYS, flat)
+    if runfiles.record_file(path / ARRAYS) != record:
+        raise OSError(f"{ARRAYS} reads differently than it was written")
+    facts = {"rounds_done": rounds_done, "state_format": STATE_FORMAT, "files": {ARRAYS: record}}
+    write_manifest(manifest_path(folder, rounds_done), {**facts, **about})
 
 
-def _read_back(folder: Path, rounds_done: int, state: PyTree) -> None:
-    """Raise unless every array can be read, from Orbax's OCDBT database or, without one, by Orbax itself."""
-    import tensorstore
-
-    base = {"driver": "file", "path": f"{folder / f'{rounds_done:08d}'}/"}
-    with contextlib.suppress(ValueError, NotImplementedError):
-        store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
-        keys = store.list().result()
-        for value in [store.read(key) for key in keys]:
-            value.result()
-        if set(_flat(state)) <= {key.decode().partition("/")[0] for key in keys}:
-            return
-    restore(folder, rounds_done, state)
+def _first_line(error: BaseException | None) -> str:
+    text = "the first process failed" if error is None else str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]
 
 
 def list_rounds(folder: Path) -> list[int]:
@@ -123,41 +112,42 @@ def restore(folder: Path, rounds_done: int, template: PyTree) -> PyTree:
     """The saved state, with the structure, dtypes and sharding of `template` (arrays or ShapeDtypeStructs)."""
     path = (folder / f"{rounds_done:08d}").absolute()
     wanted = _flat(template)
-    with orbax_io.quiet_threads(), orbax_io.checkpointer() as reader:
-        saved = _recorded_shapes(folder, rounds_done) or _stored_shapes(reader, path)
-        if set(saved) != set(wanted):
-            odd = sorted(set(saved) ^ set(wanted))[0]
-            raise RunError(
-                f"checkpoint {path}: expected the arrays of this program's state, got a difference at {odd}; "
-                "use the configuration and version it was saved with"
-            )
-        for name, ours in wanted.items():
-            if saved[name] != tuple(ours.shape):
-                raise RunError(
-                    f"checkpoint {path}: {name}: expected shape {tuple(ours.shape)}, got {saved[name]}; "
-                    "use the environment and networks it was saved with"
-                )
-        flat = reader.restore(path, wanted)
+    if not (path / ARRAYS).exists() and orbax_reader.wrote(path):
+        flat = orbax_reader.read(path, wanted, partial(_check, path, wanted))
+    else:
+        try:
+            saved = tensor_file.entries(path / ARRAYS)
+        except (OSError, ValueError) as error:
+            raise RunError(f"checkpoint {path}: the arrays cannot be read ({_first_line(error)})") from None
+        _check(path, wanted, {name: entry.shape for name, entry in saved.items()})
+        flat = {name: _placed(path, name, saved[name], x) for name, x in wanted.items()}
     return _unflat(template, flat)
 
 
-def _recorded_shapes(folder: Path, rounds_done: int) -> dict[str, tuple[int, ...]]:
-    """The shape of each array by the manifest; nothing if an earlier version wrote it, or if it is not written yet."""
-    arrays: Any = None
-    with contextlib.suppress(ValueError, OSError):
-        arrays = manifest(folder, rounds_done).get("arrays")
-    whole = isinstance(arrays, dict) and all(isinstance(shape, list) for shape in arrays.values())
-    return {name: tuple(shape) for name, shape in arrays.items()} if whole else {}
+def _check(path: Path, wanted: Mapping[str, Any], saved: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise unless the arrays in a checkpoint have these names and shapes."""
+    if set(saved) != set(wanted):
+        odd = sorted(set(saved) ^ set(wanted))[0]
+        raise RunError(
+            f"checkpoint {path}: expected the arrays of this program's state, got a difference at {odd}; "
+            "use the configuration and version it was saved with"
+        )
+    for name, ours in wanted.items():
+        if saved[name] != tuple(ours.shape):
+            raise RunError(
+                f"checkpoint {path}: {name}: expected shape {tuple(ours.shape)}, got {saved[name]}; "
+                "use the environment and networks it was saved with"
+            )
 
 
-def _stored_shapes(reader: Any, path: Path) -> dict[str, tuple[int, ...]]:
-    """The same by Orbax's metadata. Each call loses .3 MB for fifty arrays: TensorStore 0.1.86 never frees its JSON."""
-    saved = reader.metadata(path)
-    saved = getattr(saved, "item_metadata", saved)
-    saved = getattr(saved, "tree", saved)
-    if saved is None:
-        raise RunError(f"checkpoint {path}: the arrays cannot be read")
-    return {name: tuple(array.shape) for name, array in saved.items()}
+def _placed(path: Path, name: str, entry: tensor_file.Entry, like: Any) -> jax.Array:
+    """One array of a checkpoint, on the devices of `like`."""
+    if entry.dtype != like.dtype:
+        raise RunError(f"checkpoint {path}: {name}: expected {like.dtype}, got {entry.dtype}; train a new run")
+    array = tensor_file.read(path / ARRAYS, entry)
+    if like.sharding is None:
+        return jnp.asarray(array)
+    return jax.make_array_from_callback(array.shape, like.sharding, lambda index: array[index])
 
 
 def placed_like(state: PyTree) -> PyTree:
@@ -206,7 +196,7 @@ def _is_key(x: Any) -> bool:
 
 
 def _flat(tree: PyTree) -> dict[str, Any]:
-    """Leaves by path, with typed PRNG keys as their integer data and without empty arrays, which Orbax cannot save."""
+    """Leaves by path, with typed PRNG keys as their integer data and without empty arrays."""
     names, leaves, _ = _names(tree)
 
     def plain(x: Any) -> Any:

@@ -47,7 +47,7 @@ def raised(how_to_continue: str) -> Iterator[None]:
         yield
         _how_to_continue = ""  # kept after `Stopped`: a second signal may arrive during shutdown
     finally:
-        if sys.unraisablehook is ours_alone:  # else a failed save has set its own, which calls this one
+        if sys.unraisablehook is ours_alone:
             sys.unraisablehook = unraisable
         for signum in ours:
             signal.signal(signum, usual[signum])
@@ -70,7 +70,7 @@ def check() -> None:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Delay a signal to the end of this context: an interrupted Orbax save fails in each of its threads.
+    """Delay a signal to the end of this context, so that a save that has begun is not lost.
 
     A second signal is raised immediately. Signals are delayed only if this module handles them.
     """

@@ -246,7 +246,9 @@ class Run:
                     agents = checkpoint.restore(folder, rounds, template).agent
                     print(*said, sep="\n", end="\n" * bool(said), file=sys.stderr)
                     return agents
-            except Exception as error:  # Orbax raises many types of errors
+            except (
+                Exception
+            ) as error:  # training may have deleted it; Orbax, for old checkpoints, raises many types of errors
                 if checkpoint.list_rounds(folder) == there:
                     raise RunError(str(error).strip().splitlines()[0]) from error
             if checkpoint.list_rounds(folder) == there:
