@@ -135,6 +135,20 @@ def test_what_is_no_criterion_is_one_line(tmp_path, wrong):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("returned", [None, (0, 0.3, {}), (1.5, True, {})], ids=["nothing", "number", "other state"])
+def test_a_criterion_that_returns_something_else_is_noticed_before_a_folder_is_made(tmp_path, returned):
+    class Odd:
+        def init(self):
+            return jnp.zeros((), jnp.int32)
+
+        def update(self, state, evidence, params, progress):
+            return returned
+
+    with pytest.raises(ValueError, match=r"^criterion Odd: expected update to return "):
+        nextpolicy.train("probe/action", criterion=Odd(), out=tmp_path / "run", **SMALL)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("factor", [0.9, [0.9, 0.99], jnp.ones(3)], ids=["scalar", "list", "too long"])
 def test_parameters_have_an_entry_for_each_member(tmp_path, factor):
     with pytest.raises(ConfigError, match="criterion_params: expected arrays with a leading axis of 2, one entry per"):

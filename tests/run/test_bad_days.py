@@ -68,6 +68,11 @@ def test_a_path_with_wildcards_is_trained_loaded_and_resumed(whole: nextpolicy.R
     assert_same_run(nextpolicy.resume(out, quiet=True), whole)
 
 
+def test_a_path_with_a_line_break_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"^run: [^\n]*a\\nb[^\n]*$"):
+        nextpolicy.load(tmp_path / "a\nb")
+
+
 def test_a_checkpoint_that_cannot_be_read_back_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that loses a bit."""
     write = tensor_file.write

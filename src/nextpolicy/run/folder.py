@@ -25,6 +25,9 @@ from nextpolicy.settings import is_text, path_of
 class RunError(ValueError):
     """A run folder cannot be used. The message is one line that says what to do."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message.replace("\n", "\\n"))  # of a path
+
 
 @dataclass
 class RunFolder:

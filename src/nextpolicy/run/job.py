@@ -9,6 +9,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from nextpolicy.config import ConfigError, TrainConfig, shown
@@ -16,12 +17,13 @@ from nextpolicy.criteria import OWN, Criterion
 from nextpolicy.envs import build as envs
 from nextpolicy.envs.base import Box, DeviceEnv, EnvSpec, HostEnv, is_host_env
 from nextpolicy.envs.registry import is_host
+from nextpolicy.loop import checks
 from nextpolicy.loop.host_loop import build_host_program, init_members
 from nextpolicy.loop.population import Observer, Program, build_program, member_init, population_mode
 from nextpolicy.loop.state import Hypers, MemberState, Setup, make_criterion, population_hypers
 from nextpolicy.nets import check, kinds
 from nextpolicy.run import memory, traced
-from nextpolicy.types import Networks, PyTree
+from nextpolicy.types import Array, Evidence, Networks, PyTree
 
 MAX_ROUNDS = 512  # per block; the metrics of a block stay on the device until it ends
 
@@ -50,6 +52,7 @@ class Job:
 
     def check_population(self) -> None:
         """Raise if this device cannot train the population. A run can be loaded regardless."""
+        _try_criterion(self.setup.criterion, jax.tree.map(lambda x: x[0], self.hypers.criterion))
         if not self.on_host:
             population_mode(self.config.run.population)
         settings: Any = self.config.algorithm
@@ -145,6 +148,17 @@ def _check_criterion(config: TrainConfig, criterion: object, params: PyTree | No
                 f"criterion_params: expected arrays with a leading axis of {members}, one entry per member, "
                 f"got shape {np.shape(leaf)}"
             )
+
+
+def _try_criterion(criterion: Criterion, params: PyTree) -> None:
+    """Trace one decision, so that an unusable criterion is an error before a folder is made."""
+
+    def decide(state: PyTree, evidence: Evidence, progress: Array) -> PyTree:
+        returned = criterion.update(state, evidence, params, progress)
+        return checks.decision(type(criterion).__name__, returned, state)
+
+    number: Any = jax.ShapeDtypeStruct((), jnp.float32)
+    jax.eval_shape(decide, jax.eval_shape(criterion.init), Evidence(*[number] * len(Evidence._fields)), number)
 
 
 def _check_devices(config: TrainConfig, on_host: bool, observer: Observer | None) -> None:
