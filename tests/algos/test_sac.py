@@ -148,6 +148,18 @@ def test_a_gradient_step_is_that_of_numpy(x64: None, seed: int) -> None:
             np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10)
 
 
+def test_a_minibatch_without_a_valid_sample_changes_nothing(x64: None) -> None:
+    trained, pi, batch = _case()
+    algorithm, noise = _algorithm(), jnp.zeros((BATCH, ACTIONS))
+    successor = algorithm.successors(pi, batch.next_obs, noise)
+    step = lambda valid: algorithm.gradient_step(  # noqa: E731
+        SETTINGS, trained, None, batch._replace(valid=jnp.full(BATCH, valid)), successor, noise
+    )[0]
+    assert step(False).log_temperature == trained.log_temperature
+    assert jax.tree.all(jax.tree.map(lambda a, b: jnp.array_equal(a, b), step(False).params, trained.params))
+    assert step(True).log_temperature != trained.log_temperature
+
+
 def test_the_bootstrap_is_of_the_frozen_target_and_of_nothing_else(x64: None) -> None:
     trained, pi, batch = _case()
     other = PolicySnapshot(_actor(np.random.default_rng(9)), None)

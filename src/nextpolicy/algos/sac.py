@@ -167,24 +167,25 @@ class SAC:
         (value_loss, q), gradient = jax.value_and_grad(critic_loss, has_aux=True)(critic)
         critic, critic_state = self._step(settings, critic, trained.opt_state["critic"], gradient)
 
-        def actor_loss(actor: Params) -> tuple[Array, Array]:
+        target_entropy = settings.entropy_per_action * batch.action.shape[-1]
+
+        def actor_loss(actor: Params) -> tuple[Array, tuple[Array, Array]]:
             dist = self._policy(PolicySnapshot(actor, obs_stats), batch.obs)
             action, log_prob = dist.perturbed_with_unit_log_prob(noise)
             q = jnp.min(self._q(critic, obs_stats, batch.obs, action), axis=0)
-            return mean(alpha * log_prob - q), mean(log_prob)
+            return mean(alpha * log_prob - q), (mean(-log_prob), mean(log_prob + target_entropy))
 
-        (policy_loss, log_prob), gradient = jax.value_and_grad(actor_loss, has_aux=True)(actor)
+        (policy_loss, (entropy, missing_entropy)), gradient = jax.value_and_grad(actor_loss, has_aux=True)(actor)
         actor, actor_state = self._step(settings, actor, trained.opt_state["actor"], gradient)
-        target_entropy = settings.entropy_per_action * batch.action.shape[-1]
         log_temperature, temperature_state = self._step(
             settings,
             trained.log_temperature,
             trained.opt_state["temperature"],
-            -alpha * (log_prob + target_entropy),  # the derivative by log alpha
+            -alpha * missing_entropy,  # the derivative by log alpha
         )
         average = jax.tree.map(lambda old, new: old + settings.tau * (new - old), trained.critic_average, critic)
         states = {"actor": actor_state, "critic": critic_state, "temperature": temperature_state}
-        terms = {"value_loss": value_loss, "policy_loss": policy_loss, "entropy": -log_prob, "q": q}
+        terms = {"value_loss": value_loss, "policy_loss": policy_loss, "entropy": entropy, "q": q}
         return Trained({"actor": actor, "critic": critic}, average, log_temperature, states), terms
 
     def successors(self, pi: PolicySnapshot, next_obs: Array, noise: Array) -> Successor:
