@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,8 +94,15 @@ def _json_bytes(value: object) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
+def check_regular(path: Path) -> None:
+    """Raise ValueError if this is a pipe or a device, which may never end."""
+    if not (stat.S_ISREG(mode := path.stat().st_mode) or stat.S_ISDIR(mode)):  # opening a folder is an OSError
+        raise ValueError(f"expected a regular file, got {path.name}, which is a pipe or a device")
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; ValueError if the file holds anything else."""
+    check_regular(path)
     try:
         value = json.loads(path.read_text())
     except RecursionError:
@@ -109,6 +117,7 @@ def record_of(data: bytes) -> FileRecord:
 
 
 def record_file(path: Path) -> FileRecord:
+    check_regular(path)
     with open(path, "rb") as file:
         return FileRecord(path.stat().st_size, hashlib.file_digest(file, "blake2b").hexdigest())
 
@@ -152,7 +161,7 @@ def _digest_of(content: Mapping[str, Any]) -> str:
 
 def read_evaluation(run: Path) -> list[dict[str, Any]]:
     """The rows of evaluation.json; ValueError if they cannot be read or were changed after they were written."""
-    file = run / EVALUATION
+    check_regular(file := run / EVALUATION)
     old = file.read_bytes()[:1] == b"["  # version 0.1 wrote a list
     content = {"rows": json.loads(file.read_text())} if old else read_manifest(file)
     env = read_object(run / "config.json").get("env")
@@ -217,6 +226,7 @@ def part_name(first: int, last: int) -> str:
 def read_part(path: Path) -> pd.DataFrame:
     """The rows of a part; ValueError if it cannot be read."""
     try:
+        check_regular(path)
         return pd.read_parquet(path)
     except Exception:
         # pyarrow raises many kinds of errors on damaged files.

@@ -56,7 +56,11 @@ def shown(value: object) -> str:
         text = f"{value:.12g}" if isinstance(value, float) else repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, or a deeply nested list
         return f"{type(value).__name__} too large to show"
-    text = " ".join(text.split())
+    return short(" ".join(text.split()))
+
+
+def short(text: str) -> str:
+    """At most 80 characters of a text."""
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

@@ -7,11 +7,12 @@ must end in what it was, or refuse in one line.
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import nextpolicy
 from nextpolicy.report.runs import load as load_for_report
@@ -135,8 +136,11 @@ VICTIMS = (
 )
 
 
-def ways(dice: random.Random, path: Path, siblings: list[Path], flips: int) -> Iterator[tuple[str, bytes | None]]:
-    """(what is done, the bytes that are left, or None for a file that is gone)."""
+PIPE = object()  # in place of a file, a pipe that nobody writes to
+
+
+def ways(dice: random.Random, path: Path, siblings: list[Path], flips: int) -> Iterator[tuple[str, Any]]:
+    """(what is done, the bytes that are left, or None for a file that is gone, or `PIPE`)."""
     data = path.read_bytes()
     for _ in range(flips if data else 0):
         at, bit = dice.randrange(len(data)), dice.randrange(8)
@@ -148,6 +152,7 @@ def ways(dice: random.Random, path: Path, siblings: list[Path], flips: int) -> I
     if others:
         other = dice.choice(others)
         yield f"replaced by {other.name}", other.read_bytes()
+    yield "replaced by a pipe", PIPE
 
 
 def damages(victim: Victim, root: Path, flips: int, most: int = 100) -> Iterator[Result]:
@@ -161,7 +166,12 @@ def damages(victim: Victim, root: Path, flips: int, most: int = 100) -> Iterator
             for what, data in itertools.islice(ways(dice, path, siblings, flips), most):
                 place = fresh(start, root / "damaged")
                 target = place / path.relative_to(start)
-                target.unlink() if data is None else target.write_bytes(data)
+                if isinstance(data, bytes):
+                    target.write_bytes(data)
+                else:
+                    target.unlink()
+                    if data is PIPE:
+                        os.mkfifo(target)
                 fault = f"{target.relative_to(place)}: {what}"
                 yield Result(f"damage: {victim.name}, {kind}", fault, *_outcome(victim, place, expected))
                 shutil.rmtree(place)

@@ -266,7 +266,11 @@ def test_foreign_files_are_left_alone(
 def test_leftovers_of_kills_are_cleared(uninterrupted: nextpolicy.Run, interrupted: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(interrupted, run)
-    leftovers = ["checkpoints/00000007.orbax-checkpoint-tmp-1/x", "checkpoints/00000003/x", "metrics/.part-1.7.tmp"]
+    leftovers = [
+        "checkpoints/00000007.orbax-checkpoint-tmp-1/x",
+        f"checkpoints/00000003/{checkpoint.ARRAYS}",
+        "metrics/.part-1.7.tmp",
+    ]
     for name in leftovers:
         (run / name).parent.mkdir(exist_ok=True)
         (run / name).write_text("half")
@@ -351,6 +355,8 @@ def test_arrays_keys_and_shapes_are_those_that_were_saved(tmp_path: Path, writer
 
         with ocp.StandardCheckpointer() as saver:
             saver.save(tmp_path / "00000001", checkpoint._flat(state))
+        files = {"_METADATA": runfiles.record_file(tmp_path / "00000001" / "_METADATA")}
+        checkpoint.write_manifest(runfiles.manifest_path(tmp_path, 1), {"rounds_done": 1, "files": files})
     back = checkpoint.restore(tmp_path, 1, template)
     assert back["x"].tolist() == state["x"].tolist()
     assert jax.random.key_data(back["key"]).tolist() == jax.random.key_data(state["key"]).tolist()

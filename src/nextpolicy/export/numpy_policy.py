@@ -35,7 +35,11 @@ Layer = dict[str, Any]
 
 def load(folder: str | Path) -> Policy:
     """The policy in a folder. Reading it executes no code. Raises ValueError if a file is damaged or no policy's."""
-    text, data = ((Path(folder) / name).read_bytes() for name in ("policy.json", "policy.npz"))
+    files = [Path(folder) / name for name in ("policy.json", "policy.npz")]
+    for file in files:
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            raise ValueError(f"{folder}: expected a regular file, got {file.name}, which is a pipe or a device")
+    text, data = (file.read_bytes() for file in files)
     try:
         policy = _policy(text, data)
         with np.errstate(all="ignore"):

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from nextpolicy.report.runs import ReportError
-from nextpolicy.runfiles import write_whole
+from nextpolicy.runfiles import read_object, write_whole
 
 RECORD = ".nextpolicy-report.json"  # {"nextpolicy-report": {file name: [digest, ...]}}
 _KEY = "nextpolicy-report"
@@ -76,7 +76,8 @@ def _record(folder: Path) -> dict[str, list[str]]:
     if not os.path.lexists(file):
         return {}
     try:
-        return {str(name): [str(d) for d in digests] for name, digests in json.loads(file.read_text())[_KEY].items()}
+        content = read_object(file)[_KEY]
+        return {str(name): [str(d) for d in digests] for name, digests in content.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise _refusal(file, "is damaged, so the files of the report are unknown") from None
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nextpolicy.run.folder import RunError
-from nextpolicy.runfiles import write_whole
+from nextpolicy.runfiles import check_regular, write_whole
 from nextpolicy.types import PyTree
 
 
@@ -30,6 +30,7 @@ def save(path: Path, tree: PyTree, **about: int) -> None:
 def load(path: Path, template: PyTree, **about: int) -> PyTree:
     """The tree in a file. Raises unless it is this one, with the structure, shapes and dtypes of `template`."""
     try:
+        check_regular(path)
         with np.load(io.BytesIO(path.read_bytes())) as found:  # of a path, it would leave a damaged file open
             names = [name for name in found.files if name != "about"]
             leaves = [jnp.asarray(found[str(i)]) for i in range(len(names))]

@@ -8,12 +8,13 @@ has been read back. An interrupted save or a damaged file is therefore never loa
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +25,15 @@ from nextpolicy.run import interrupt, orbax_reader, tensor_file
 from nextpolicy.run.folder import RunError
 from nextpolicy.run.processes import agreed, fetch
 from nextpolicy.runfiles import manifest_path, write_manifest
+from nextpolicy.settings import short, shown
 from nextpolicy.types import PyTree
 
 STATE_FORMAT = 2  # version of the arrays in a state, recorded in every manifest; a manifest without it has format 1
 ARRAYS = "state.safetensors"
 _LEFTOVER = re.compile(r"\d{8}(\.orbax-checkpoint-tmp.*)?")  # the folder of a checkpoint; of Orbax in earlier versions
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)  # there is no such file
+_CHECKPOINT = re.compile(r"\d{8}")
+_UNFINISHED_MANIFEST = re.compile(r"\.\d{8}\.json\.\d+\.tmp")
 
 
 class CheckpointError(RunError):
@@ -41,15 +46,16 @@ def save(folder: Path, rounds_done: int, state: PyTree, keep: int, about: Mappin
     `about` is added to the manifest: the configuration and the records of the metrics parts. All processes take part;
     the first one writes.
     """
-    first, error = jax.process_index() == 0, None
+    first, error = jax.process_index() == 0, cast(Exception | None, None)
     with interrupt.deferred():
         flat = fetch(_flat(state))
         try:
             if first:
                 _write(folder, rounds_done, flat, about or {})
-        except OSError as caught:
+        except Exception as caught:  # the other processes wait for the outcome, whatever it is
             error = caught
-            _remove(folder / f"{rounds_done:08d}")
+            with contextlib.suppress(OSError):
+                _remove(folder / f"{rounds_done:08d}")
         if agreed(error is not None):
             reason = "no space left on the disk" if "space left" in str(error) else _first_line(error)
             raise CheckpointError(
@@ -112,10 +118,12 @@ def restore(folder: Path, rounds_done: int, template: PyTree) -> PyTree:
     """The saved state, with the structure, dtypes and sharding of `template` (arrays or ShapeDtypeStructs)."""
     path = (folder / f"{rounds_done:08d}").absolute()
     wanted = _flat(template)
-    if not (path / ARRAYS).exists() and orbax_reader.wrote(path):
+    if orbax_reader.wrote(listed := _listed(folder, rounds_done)):
         flat = orbax_reader.read(path, wanted, partial(_check, path, wanted))
     else:
         try:
+            if ARRAYS not in listed:
+                raise ValueError(f"its manifest does not list {ARRAYS}")
             saved = tensor_file.entries(path / ARRAYS)
         except (OSError, ValueError) as error:
             raise RunError(f"checkpoint {path}: the arrays cannot be read ({_first_line(error)})") from None
@@ -124,18 +132,25 @@ def restore(folder: Path, rounds_done: int, template: PyTree) -> PyTree:
     return _unflat(template, flat)
 
 
+def _listed(folder: Path, rounds: int) -> set[str]:
+    """The names of a checkpoint's files, by its manifest: others were not verified."""
+    with contextlib.suppress(ValueError, KeyError, OSError):
+        return set(runfiles.records(manifest(folder, rounds)["files"]))
+    return set()
+
+
 def _check(path: Path, wanted: Mapping[str, Any], saved: Mapping[str, tuple[int, ...]]) -> None:
     """Raise unless the arrays in a checkpoint have these names and shapes."""
     if set(saved) != set(wanted):
         odd = sorted(set(saved) ^ set(wanted))[0]
         raise RunError(
-            f"checkpoint {path}: expected the arrays of this program's state, got a difference at {odd}; "
+            f"checkpoint {path}: expected the arrays of this program's state, got a difference at {short(odd)}; "
             "use the configuration and version it was saved with"
         )
     for name, ours in wanted.items():
         if saved[name] != tuple(ours.shape):
             raise RunError(
-                f"checkpoint {path}: {name}: expected shape {tuple(ours.shape)}, got {saved[name]}; "
+                f"checkpoint {path}: {name}: expected shape {tuple(ours.shape)}, got {shown(saved[name])}; "
                 "use the environment and networks it was saved with"
             )
 
@@ -176,19 +191,33 @@ def prune_after(folder: Path, rounds_done: int) -> None:
     _clear_leftovers(folder)
 
 
+def without_manifest(folder: Path) -> list[int]:
+    """Rounds of the checkpoints whose manifest is gone."""
+    found = [path for path in folder.iterdir() if _CHECKPOINT.fullmatch(path.name) and path.is_dir()]
+    return [int(path.name) for path in found if not path.with_suffix(".json").exists()]
+
+
 def _clear_leftovers(folder: Path) -> None:
+    """Delete what an interrupted save or deletion left, but nothing that a user has put there."""
     for path in folder.iterdir():
-        if _LEFTOVER.fullmatch(path.name) and not path.with_suffix(".json").exists():
+        if _LEFTOVER.fullmatch(path.name) and not path.with_suffix(".json").exists() and _is_ours(path):
             shutil.rmtree(path, ignore_errors=True)
+        elif _UNFINISHED_MANIFEST.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+
+
+def _is_ours(path: Path) -> bool:
+    names = {each.name for each in path.iterdir()} if path.is_dir() and not path.is_symlink() else {""}
+    return names <= {ARRAYS} or ".orbax" in path.name or orbax_reader.wrote(names)
 
 
 def _names(tree: PyTree) -> tuple[list[str], list[Any], Any]:
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    return (
-        [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves],
-        [x for _, x in leaves],
-        structure,
-    )
+    names = [jax.tree_util.keystr(path, simple=True, separator=".").replace("/", ".") for path, _ in leaves]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RunError(f"state: expected different names for its arrays, got {short(twice)} twice; rename one of them")
+    return names, [x for _, x in leaves], structure
 
 
 def _is_key(x: Any) -> bool:
@@ -207,11 +236,7 @@ def _flat(tree: PyTree) -> dict[str, Any]:
             return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=x.sharding)
         return jax.random.key_data(x)
 
-    return {_stored_name(name): plain(x) for name, x in zip(names, leaves, strict=True) if x.size}
-
-
-def _stored_name(name: str) -> str:
-    return name.replace("/", ".")
+    return {name: plain(x) for name, x in zip(names, leaves, strict=True) if x.size}
 
 
 def _unflat(template: PyTree, flat: dict[str, Any]) -> PyTree:
@@ -220,7 +245,10 @@ def _unflat(template: PyTree, flat: dict[str, Any]) -> PyTree:
     def restored(name: str, like: Any) -> Any:
         if not like.size:
             return jnp.zeros(like.shape, like.dtype, device=like.sharding)
-        return jax.random.wrap_key_data(flat[_stored_name(name)]) if _is_key(like) else flat[_stored_name(name)]
+        if not _is_key(like):
+            return flat[name]
+        # `jax.random.key_impl` takes arrays only, and `like` may be a ShapeDtypeStruct.
+        return jax.random.wrap_key_data(flat[name], impl=like.dtype._impl.name)
 
     return jax.tree_util.tree_unflatten(structure, [restored(*each) for each in zip(names, leaves, strict=True)])
 
@@ -230,24 +258,45 @@ def _files(path: Path) -> list[Path]:
 
 
 def fault(folder: Path, rounds: int) -> str | None:
-    """The first damage found in the files of a checkpoint; None if it is intact."""
+    """The first damage found in the files of a checkpoint; None if it is intact.
+
+    Raises if a file cannot be read, for lack of permission for example: it may be intact.
+    """
     path = folder / f"{rounds:08d}"
     try:
-        expected = runfiles.records(manifest(folder, rounds)["files"])
-    except (ValueError, KeyError, OSError):
+        facts = manifest(folder, rounds)
+        expected = runfiles.records(facts["files"])
+    except (ValueError, KeyError):
         return "its manifest cannot be read"
-    if not expected:
-        return "its manifest lists no files"
+    except OSError as error:
+        _raise_unless_missing(manifest_path(folder, rounds), error)
+        return "its manifest cannot be read"
+    if facts.get("rounds_done") != rounds:
+        return f"its manifest is that of round {shown(facts.get('rounds_done'))}"
+    if ARRAYS not in expected and not orbax_reader.wrote(expected):
+        return "its manifest lists no arrays"
     for name, record in expected.items():
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            return f"its manifest lists {short(name)}, which is not in its folder"
         try:
-            found = runfiles.record_file(path / name)
-        except OSError:
-            return f"{name} is missing"
-        if found.size != record.size:
-            return f"{name} has {found.size} bytes of {record.size}"
-        if found != record:
-            return f"{name} has different content"
+            size = (path / name).stat().st_size
+            if size != record.size:
+                return f"{short(name)} has {size} bytes of {record.size}"
+            if runfiles.record_file(path / name) != record:
+                return f"{short(name)} has different content"
+        except ValueError:
+            return f"{short(name)} is no regular file"
+        except OSError as error:
+            _raise_unless_missing(path / name, error)
+            return f"{short(name)} is missing"
     return None
+
+
+def _raise_unless_missing(path: Path, error: OSError) -> None:
+    """A file that is there but cannot be read may be intact."""
+    if error.errno not in _MISSING:
+        why = error.strerror or str(error)
+        raise RunError(f"checkpoint: {path} cannot be read ({why}); make it readable and try again") from None
 
 
 def _remove(path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from nextpolicy.run.folder import RunError
-from nextpolicy.runfiles import EVALUATIONS, write_whole
+from nextpolicy.runfiles import EVALUATIONS, check_regular, write_whole
 
 
 def write(file: Path, table: pd.DataFrame) -> None:
@@ -30,6 +30,7 @@ def _checksums(lines: list[str]) -> list[str]:
 def read(file: Path) -> pd.DataFrame:
     """The rows. Raises if the file cannot be read, or a row was changed or removed after it was written."""
     try:
+        check_regular(file)
         table = pd.read_csv(file)
         rows = [line.rpartition(",") for line in file.read_text().splitlines()[1:]]
         if "check" in table and _checksums([row[0] for row in rows]) != [row[2] for row in rows]:

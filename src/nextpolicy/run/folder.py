@@ -19,14 +19,14 @@ from nextpolicy._version import __version__
 from nextpolicy.config import ConfigError, TrainConfig, shown
 from nextpolicy.envs import registry
 from nextpolicy.runfiles import NOT_SETTINGS, STATISTICS_FILE, extensions, overwrite_json, read_object, write_json
-from nextpolicy.settings import is_text, path_of
+from nextpolicy.settings import is_text, path_of, printable
 
 
 class RunError(ValueError):
     """A run folder cannot be used. The message is one line that says what to do."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message.replace("\n", "\\n"))  # of a path
+        super().__init__(printable(message))  # paths and names may contain anything
 
 
 @dataclass
@@ -102,7 +102,10 @@ class RunFolder:
         self._lock = handle
 
     def locked(self) -> RunFolder:
-        """Lock this folder and return it."""
+        """Lock this folder and return it. Raises if files would be written and deleted in another place."""
+        for part in (self.metrics, self.checkpoints):
+            if part.is_symlink():
+                raise RunError(f"run: expected a folder, got a link, {part}; move the whole run folder and link that")
         self.lock()
         return self
 
@@ -162,7 +165,7 @@ class RunFolder:
 def is_held(path: Path) -> bool:
     """Whether a process has locked the folder."""
     try:
-        with open(path / ".lock") as handle:
+        with os.fdopen(os.open(path / ".lock", os.O_RDONLY | os.O_NONBLOCK)) as handle:  # it may be a pipe
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

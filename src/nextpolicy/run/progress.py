@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from nextpolicy.settings import printable
+
 
 class Standing(NamedTuple):
     """How one algorithm's members did in a block."""
@@ -90,7 +92,7 @@ class Quiet:
         return
 
     def say(self, message: str) -> None:
-        print(message, file=sys.stderr, flush=True)
+        print(printable(message), file=sys.stderr, flush=True)
 
     def close(self) -> None:
         return
@@ -139,7 +141,7 @@ class Bar(Quiet):
         self.bar.update(self.task, completed=rounds_done, facts=text)
 
     def say(self, message: str) -> None:
-        self.bar.console.print(message, highlight=False, markup=False)
+        self.bar.console.print(printable(message), highlight=False, markup=False)
 
     def close(self) -> None:
         self.bar.stop()

@@ -81,15 +81,22 @@ def _newest_whole(folder: RunFolder, at_most: int, say: Say) -> int:
     there = checkpoint.list_rounds(folder.checkpoints)
     rounds = checkpoint.newest_whole(folder.checkpoints, at_most, say) or 0
     damaged = [r for r in there if r > rounds and checkpoint.fault(folder.checkpoints, r)]
-    if not rounds and there:
+    if not rounds and (there or _has_trained(folder)):
         _check_fresh_start(folder, at_most, sorted(set(there) - set(damaged)))
         aside = checkpoint.unused_name(folder.path / "metrics.old")
         folder.metrics.rename(aside)
         folder.metrics.mkdir()
+        damaged += checkpoint.without_manifest(folder.checkpoints)
         say(f"no intact checkpoint is left; restarting from round 0, earlier metrics are kept in {aside.name}")
     for each in damaged:
         checkpoint.set_aside(folder.checkpoints, each)
     return rounds
+
+
+def _has_trained(folder: RunFolder) -> bool:
+    """Whether there has been a checkpoint. Metrics of one block alone are those of a run killed before its first."""
+    done = folder.status().get("rounds_done")
+    return (isinstance(done, int) and done > 0) or len(runfiles.parts(folder.metrics)) > 1
 
 
 def _check_fresh_start(folder: RunFolder, at_most: int, whole: list[int]) -> None:

@@ -24,6 +24,7 @@ from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.job import Job
 from nextpolicy.run.policy import Policy
 from nextpolicy.run.restart import check_config, check_state
+from nextpolicy.settings import printable
 from nextpolicy.types import PolicySnapshot
 
 if TYPE_CHECKING:
@@ -244,13 +245,13 @@ class Run:
             try:
                 if rounds is not None:
                     agents = checkpoint.restore(folder, rounds, template).agent
-                    print(*said, sep="\n", end="\n" * bool(said), file=sys.stderr)
+                    print(*map(printable, said), sep="\n", end="\n" * bool(said), file=sys.stderr)
                     return agents
             except (
                 Exception
             ) as error:  # training may have deleted it; Orbax, for old checkpoints, raises many types of errors
                 if checkpoint.list_rounds(folder) == there:
-                    raise RunError(str(error).strip().splitlines()[0]) from error
+                    raise RunError((str(error).strip().splitlines() or [type(error).__name__])[0]) from error
             if checkpoint.list_rounds(folder) == there:
                 break  # otherwise training has replaced it: try again
         because = f": {said[0].splitlines()[0]}" if said else ""

@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from nextpolicy.runfiles import FileRecord
+from nextpolicy.runfiles import FileRecord, check_regular
 
 _DTYPES: dict[str, np.dtype] = {
     name: np.dtype(dtype)
     for name, dtype in {
         **{"BOOL": np.bool_, "BF16": jnp.bfloat16, "F16": np.float16, "F32": np.float32, "F64": np.float64},
+        **{"F8_E4M3": jnp.float8_e4m3fn, "F8_E5M2": jnp.float8_e5m2, "C64": np.complex64},
         **{"I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64},
         **{"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "U64": np.uint64},
     }.items()
@@ -41,9 +42,11 @@ class Entry(NamedTuple):
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> FileRecord:
-    """Write a file to the disk; returns the size and digest that it should have."""
+    """Write a file to the disk; returns the size and digest that it should have. ValueError if a dtype has no name."""
     offset, header = 0, dict[str, Any]()
     for name, x in arrays.items():
+        if x.dtype not in _NAMES:
+            raise ValueError(f"{name}: expected one of {', '.join(map(str, _NAMES))}, got {x.dtype}")
         header[name] = {"dtype": _NAMES[x.dtype], "shape": x.shape, "data_offsets": [offset, offset + x.nbytes]}
         offset += x.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -77,6 +80,7 @@ def _chunks(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview
 
 def entries(path: Path) -> dict[str, Entry]:
     """The arrays in a file, by name; ValueError if the file is not in this format or is cut short."""
+    check_regular(path)
     size = path.stat().st_size
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
