@@ -50,6 +50,8 @@ _THIRD_PARTY_WARNINGS = (
     "ignore:JAXopt is no longer maintained:DeprecationWarning",
     # Brax says so of itself whenever it loads a system.
     "ignore:Brax System, piplines and environments are not actively being maintained:UserWarning",
+    # JAX does not write its cache atomically: a process killed in a write leaves half a file, which is compiled again.
+    "ignore:Error reading persistent compilation cache entry:UserWarning",
     # From JAX 0.11 on, when a kernel is lowered. Our kernels are written for it; the bound jax<0.12 keeps it.
     "ignore:The Pallas Triton backend is deprecated:DeprecationWarning",
 )
@@ -101,12 +103,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _compiled_programs(request: pytest.FixtureRequest) -> None:
+def _compiled_programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Kept where all workers, the processes that tests start, and the next run of the tests find them."""
     cache = getattr(request.config, "cache", None)
-    if cache is not None:  # None with pytest -p no:cacheprovider
-        jax.config.update("jax_compilation_cache_dir", str(cache.mkdir("xla")))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    folder = tmp_path_factory.mktemp("xla") if cache is None else cache.mkdir("xla")  # pytest -p no:cacheprovider
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ import pytest
 from tests.run.helpers import FOUR_ROOMS, SMALL
 
 import nextpolicy
+from nextpolicy import runfiles
 from nextpolicy.experiments.engines import LocalEngine
 from nextpolicy.experiments.suite import Suite
 from nextpolicy.experiments.task import Task, tasks
@@ -90,6 +91,7 @@ def evaluating() -> callbacks.EvaluateEvery:
 
 def evaluated(place: Path) -> Prints:
     run = nextpolicy.load(place / "run")
+    runfiles.check_regular(place / "run" / "evaluations.csv")
     best = jax.tree.leaves(run.snapshot("best"))
     arrays = {f"best {i}": np.asarray(x).tobytes() for i, x in enumerate(best)}
     return {**of_run(place / "run"), **arrays, "evaluations": (place / "run" / "evaluations.csv").read_bytes()}
