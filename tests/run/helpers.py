@@ -40,9 +40,7 @@ def environment(**variables: str) -> dict[str, str]:
     few = jax.config.values["jax_disable_most_optimizations"]  # as in the process of the test
     cache = {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir or ""}
     cache["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
-    cache["PYTHONWARNINGS"] = (
-        "ignore:Error reading persistent compilation cache entry"  # half of one
-    )
+    cache["PYTHONWARNINGS"] = "ignore:Error reading persistent compilation cache entry"  # half of one
     cache["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(few))
     flags = "--xla_force_host_platform_device_count=1" + f" {FLAGS}" * few
     one = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}

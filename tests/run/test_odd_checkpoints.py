@@ -204,6 +204,14 @@ def test_pipes_and_devices_are_not_waited_for(run: Path, kind: str, name: str) -
     assert checkpoint.newest_whole(run / "checkpoints", 10, lambda _: None) == (6 if name == "metrics" else 5)
 
 
+def test_readers_of_arrays_and_metrics_wait_for_no_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x")
+    with pytest.raises(ValueError, match="expected a regular file, got x, which is a pipe or a device"):
+        tensor_file.entries(tmp_path / "x")
+    with pytest.raises(ValueError, match="x cannot be read"):
+        runfiles.read_part(tmp_path / "x")
+
+
 def test_a_status_that_is_a_pipe_is_no_status(run: Path) -> None:
     (run / "status.json").unlink()
     os.mkfifo(run / "status.json")
