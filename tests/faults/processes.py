@@ -45,7 +45,7 @@ MOMENTS = (
     Moment("while compiling", "training", "jax.stages", "Lowered.compile", 2, 0.02),
     Moment("between a block and its metrics", "training", "nextpolicy.run.metrics", "write_part", 2),
     Moment("while a checkpoint is written", "training", "nextpolicy.run.tensor_file", "_chunks", 2),
-    Moment("before a checkpoint is read back", "training", "nextpolicy.runfiles", "record_file", 2),
+    Moment("before a checkpoint is read back", "training", "nextpolicy.run.tensor_file", "_read_back", 2),
     Moment("before an evaluation", "training with evaluations", "nextpolicy.run.callbacks", "EvaluateEvery._row"),
     Moment("in an evaluation", "training with evaluations", "nextpolicy.run.callbacks", "EvaluateEvery._row", 2, 0.01),
     Moment("while a resume recomputes", "resuming a damaged run", "nextpolicy.run.metrics", "write_part", 1),

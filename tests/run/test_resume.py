@@ -106,7 +106,7 @@ MOMENTS: list[tuple[Any, str, int, bool]] = [
     (metrics, "write_part", 4, True),  # between metrics and checkpoint
     (tensor_file, "write", 4, False),  # the checkpoint's folder is empty
     (tensor_file, "_chunks", 4, False),  # its file is empty
-    (tensor_file, "write", 3, True),  # the file is written and has not been read back
+    (tensor_file, "_read_back", 3, False),  # the file is written and has not been read back
     (checkpoint, "write_manifest", 3, False),  # it has, and its manifest is not written
     (checkpoint, "_remove", 6, False),  # before an old checkpoint is dropped
     (runfiles.os, "replace", 9, False),  # a small file is written and not yet in place

@@ -72,8 +72,6 @@ def _write(folder: Path, rounds_done: int, flat: dict[str, np.ndarray], about: M
     _remove(path)  # left by a save of this round that was killed
     path.mkdir()
     record = tensor_file.write(path / ARRAYS, flat)
-    if runfiles.record_file(path / ARRAYS) != record:
-        raise OSError(f"{ARRAYS} reads differently than it was written")
     facts = {"rounds_done": rounds_done, "state_format": STATE_FORMAT, "files": {ARRAYS: record}}
     write_manifest(manifest_path(folder, rounds_done), {**facts, **about})
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> FileRecord:
-    """Write a file to the disk; returns the size and digest that it should have. ValueError if a dtype has no name."""
+    """Write a file to the disk and read it back; returns its size and digest. ValueError if a dtype has no name."""
     offset, header = 0, dict[str, Any]()
     for name, x in arrays.items():
         if x.dtype not in _NAMES:
@@ -51,19 +51,30 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> FileRecord:
         offset += x.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    pieces = (np.ascontiguousarray(x).reshape(-1).view(np.uint8).data for x in arrays.values())
-    size, digest = 0, hashlib.blake2b()
+    parts = (np.ascontiguousarray(x).reshape(-1).view(np.uint8).data for x in arrays.values())
+    pieces: list[bytes | memoryview] = [len(text).to_bytes(8, "little") + text, *parts]
     with open(path, "wb") as file:
-        for chunk in _chunks([len(text).to_bytes(8, "little") + text, *pieces]):
+        for chunk in _chunks(pieces):
             file.write(chunk)
-            digest.update(chunk)
-            size += len(chunk)
         file.flush()
         os.fsync(file.fileno())
+    return _read_back(path, pieces)
+
+
+def _read_back(path: Path, pieces: Sequence[bytes | memoryview]) -> FileRecord:
+    """The size and digest of a file; OSError unless it holds these bytes."""
+    size, digest = 0, hashlib.blake2b()
+    with open(path, "rb") as file:
+        for chunk in _chunks(pieces):
+            data = file.read(len(chunk))
+            if data != chunk:
+                raise OSError(f"{path.name} reads differently than it was written")
+            digest.update(data)
+            size += len(data)
     return FileRecord(size, digest.hexdigest())
 
 
-def _chunks(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+def _chunks(pieces: Sequence[bytes | memoryview]) -> Iterator[bytes | memoryview]:
     """The same bytes in pieces of at most `_CHUNK`, small ones joined."""
     small = bytearray()
     for piece in pieces:
