@@ -159,6 +159,17 @@ def test_an_older_checkpoint_in_the_place_of_a_newer_one_is_noticed(
     assert "checkpoint 6 is damaged (its manifest is that of round 5)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("before", ["2 x cpu", "1 x cpu", None, 5])
+def test_a_resume_on_other_devices_says_so(run: Path, before: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """One device here. Manifests of earlier versions do not name them."""
+    file = runfiles.manifest_path(run / "checkpoints", 6)
+    assert runfiles.read_manifest(file)["trained_on"] == "1 x cpu"
+    sign(run, trained_on=before)
+    nextpolicy.resume(run, quiet=True)
+    said = "checkpoint 6 was trained on 2 x cpu, training resumes on 1 x cpu: last bits may differ\n"
+    assert capsys.readouterr().err == (said if before == "2 x cpu" else "")
+
+
 def test_arrays_that_no_manifest_lists_are_not_loaded(run: Path) -> None:
     other = {"config.json": runfiles.record_file(run / "config.json")}
     sign(run, files=other)

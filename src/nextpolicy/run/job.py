@@ -61,15 +61,26 @@ class Job:
             drawn = settings.updates(self.config.batch_size) * settings.minibatch_size
             memory.check_replay(learner.replay, len(self.seeds), drawn)
 
+    def devices(self) -> list[jax.Device]:
+        """The devices that the members train on."""
+        devices = jax.devices()[: self.config.run.devices or None]
+        if self.on_host:
+            return devices[:1]
+        if not self.config.run.devices and jax.default_backend() == "cpu" and jax.process_count() == 1:
+            # Splitting the environments of one member over cores costs more than it gains.
+            devices = devices[: len(self.seeds)]
+        return devices
+
+    def trained_on(self) -> str:
+        """The devices in words. On others, the program is another, and the last bits of its numbers may differ."""
+        devices = self.devices()
+        return f"{len(devices)} x {devices[0].device_kind}"
+
     def program(self) -> Program:
         """The compiled functions of the population."""
         rounds = min(self.config.run.block_rounds or MAX_ROUNDS, self.config.num_rounds, MAX_ROUNDS)
         if is_host_env(self.env):
             return build_host_program(self.setup, self.hypers, self.env, self.seeds, capacity=rounds)
-        devices = jax.devices()[: self.config.run.devices or None]
-        if not self.config.run.devices and jax.default_backend() == "cpu" and jax.process_count() == 1:
-            # Splitting the environments of one member over cores costs more than it gains.
-            devices = devices[: len(self.seeds)]
         keeper = traced.keeper(f"{self._description()} {rounds}") if self.by_name else None
         return build_program(
             self.setup,
@@ -77,7 +88,7 @@ class Job:
             self.hypers,
             capacity=rounds,
             observer=self.observer,
-            devices=devices,
+            devices=self.devices(),
             keeper=keeper,
         )
 

@@ -19,6 +19,7 @@ from nextpolicy.run.block import finite_members, run_block
 from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.processes import agreed
 from nextpolicy.runfiles import Damage, FileRecord
+from nextpolicy.settings import short
 
 if TYPE_CHECKING:
     from nextpolicy.run.job import Job
@@ -65,6 +66,7 @@ def _newest(
     while rounds := agreed(_newest_whole(folder, at_most, say) if jax.process_index() == 0 else 0):
         state = checkpoint.restore(folder.checkpoints, rounds, checkpoint.placed_like(fresh))
         if np.all(finite_members(state)):
+            _compare_devices(job, folder, rounds, say)
             if job.on_host and rounds < job.config.num_rounds:
                 say(f"{job.setup.spec.id} cannot save its state: episodes restart, training resumes at round {rounds}")
             return state, rounds
@@ -72,6 +74,14 @@ def _newest(
         if jax.process_index() == 0:
             checkpoint.set_aside(folder.checkpoints, rounds)
     return first(), 0
+
+
+def _compare_devices(job: Job, folder: RunFolder, rounds: int, say: Say) -> None:
+    """Say so if training resumes on other devices than before. Manifests of earlier versions do not name them."""
+    if jax.process_index() == 0 and rounds < job.config.num_rounds:
+        before, now = checkpoint.manifest(folder.checkpoints, rounds).get("trained_on"), job.trained_on()
+        if isinstance(before, str) and before != now:
+            say(f"checkpoint {rounds} was trained on {short(before)}, training resumes on {now}: last bits may differ")
 
 
 def _newest_whole(folder: RunFolder, at_most: int, say: Say) -> int:

@@ -162,7 +162,7 @@ def _blocks(
         if jax.process_index() == 0:
             records.update(metrics.write_part(folder.metrics, block.frame(job)))
         done += block.rounds
-        about = {"config": settings, "metrics": records}
+        about = {"config": settings, "metrics": records, "trained_on": job.trained_on()}
         checkpoint.save(folder.checkpoints, done, state, config.run.keep_checkpoints, about)
         saving = time.perf_counter() - started
         yield block
