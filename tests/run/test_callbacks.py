@@ -14,7 +14,7 @@ import pytest
 import nextpolicy
 from nextpolicy.cli import main as cli
 from nextpolicy.config import ConfigError
-from nextpolicy.run.callbacks import all_of
+from nextpolicy.run.callbacks import MAX_BLOCK, all_of, rounds_until
 from nextpolicy.run.folder import RunError
 
 from .helpers import SMALL, assert_same_run, options
@@ -186,3 +186,22 @@ def test_bad_evaluations_are_one_line(tmp_path: Path) -> None:
     words += ["--quiet", "--evaluate-every", "200", "--evaluate-episodes", "2", "--out", str(tmp_path / "other")]
     assert cli.main(words) == 0
     assert pd.read_csv(tmp_path / "other" / "evaluations.csv")["env_steps"].unique().tolist() == [224, 320]
+
+
+@pytest.mark.parametrize(("wanted", "given"), [(3, 3), (np.int64(4), 4), (0, 1), (-5, 1), (10**9, MAX_BLOCK)])
+def test_a_block_has_at_least_one_round_and_not_too_many(wanted: Any, given: int) -> None:
+    class Mine:
+        def rounds_until(self, done: int, batch_size: int) -> Any:
+            return wanted
+
+    assert rounds_until(Mine(), 0, 32) == given  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wanted", ["x", 1.5, float("nan"), None, True])
+def test_a_wish_that_is_no_number_of_rounds_is_one_line(wanted: Any) -> None:
+    class Mine:
+        def rounds_until(self, done: int, batch_size: int) -> Any:
+            return wanted
+
+    with pytest.raises(ConfigError, match="callback: expected a whole number of rounds from rounds_until, got"):
+        rounds_until(Mine(), 0, 32)  # type: ignore[arg-type]

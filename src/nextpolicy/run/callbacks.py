@@ -169,7 +169,10 @@ def all_of(*chosen: Callback | None) -> Callback | None:
 def rounds_until(callback: Callback | None, done: int, batch_size: int) -> int:
     """After how many rounds the callback wants to be called at the latest, at least 1."""
     wish = getattr(callback, "rounds_until", None)
-    return MAX_BLOCK if wish is None else max(1, min(MAX_BLOCK, wish(done, batch_size)))
+    wanted = MAX_BLOCK if wish is None else wish(done, batch_size)
+    if not isinstance(wanted, int | np.integer) or isinstance(wanted, bool):
+        raise ConfigError(f"callback: expected a whole number of rounds from rounds_until, got {shown(wanted)}")
+    return max(1, min(MAX_BLOCK, int(wanted)))
 
 
 def catch_up(callback: Callback | None, block: BlockEnd) -> None:
