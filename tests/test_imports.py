@@ -17,7 +17,7 @@ PACKAGE = Path(nextpolicy.__file__).parent
 # Which parts of the package a part may import, at any depth in the code:
 # cli -> {studies, bench, experiments, report} -> run -> loop -> {algos, criteria, nets, envs} -> core -> types.
 # report reads files and never imports the training. Nothing but __main__ imports cli.
-_CONFIG = {"_version", "config", "extras", "runfiles", "settings"}
+_CONFIG = {"_version", "config", "extras", "runfiles", "scores", "settings"}
 _LEARNING = {"types", "core", "settings", "algos", "criteria"}
 _TRAINING = _LEARNING | _CONFIG | {"nets", "envs", "loop"}
 MAY_IMPORT = {
@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "types": set(),
     "settings": set(),
     "runfiles": set(),
+    "scores": set(),
     "core": {"types"},
     "criteria": {"types", "core", "settings"},
     "algos": {"types", "core", "settings"},

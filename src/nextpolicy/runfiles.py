@@ -1,4 +1,4 @@
-"""Files of a run folder: atomic writes, metrics parts, manifests, and the score of a member.
+"""Files of a run folder: atomic writes, metrics parts and manifests.
 
 Metrics are `metrics/part-<first>-<last>.parquet`, one part per block of rounds. `checkpoints/<rounds>.json` is the
 manifest of a checkpoint: size and digest of its own files (`files`) and of every metrics part up to it (`metrics`), and
@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
 # Settings that do not affect results: they may differ between compared runs and be edited before a resume.
@@ -33,8 +32,6 @@ COPIED = "copied.json"  # in such a copy: size and digest of its files
 EVALUATIONS = "evaluations.csv"  # returns of the policies during training, if it was asked for
 BEST = "best"  # folder of the policies with the highest of these returns, one file for each member
 NOT_SETTINGS = ("about", "custom", "extended")  # keys of config.json that are not fields of the configuration
-
-SCORE_SHARE = 0.1  # a member's score is its mean return over this last share of its steps
 
 _PART = re.compile(r"part-(\d{8})-(\d{8})\.parquet")
 _MANIFEST = re.compile(r"\d{8}")
@@ -291,20 +288,3 @@ def read_metrics(run: Path, without: list[Damage] | None = None) -> pd.DataFrame
     if not {"member", "round"} <= set(frame):
         raise ValueError("metrics: expected columns member and round, got parts without them")
     return frame.sort_values(["member", "round"], ignore_index=True)
-
-
-def late_rows(frame: pd.DataFrame, total_steps: int) -> pd.DataFrame:
-    """The rows in the last `SCORE_SHARE` of a run of `total_steps` environment steps."""
-    return frame[frame["env_steps"] > (1 - SCORE_SHARE) * total_steps]
-
-
-def member_score(late: pd.DataFrame) -> float:
-    """Mean return of the episodes that ended in a member's `late_rows`, each counted once; NaN if none ended."""
-    episodes = late["episodes"].to_numpy()
-    returns = np.where(episodes > 0, late["episode_return"].to_numpy(np.float64), 0.0)
-    return score_digits(returns @ episodes / episodes.sum()) if episodes.sum() else np.nan
-
-
-def score_digits(value: float) -> float:
-    """Round to six significant digits. Returns are float32, so further digits are rounding noise."""
-    return float(f"{value:.6g}")

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nextpolicy import runfiles
+from nextpolicy import scores
 from nextpolicy.report import columns, layout, text
 from nextpolicy.report.comparable import load_all
 from nextpolicy.report.members import member_table
@@ -146,13 +146,13 @@ def test_the_score_of_a_member_by_hand():
     frame = pd.DataFrame(
         {"env_steps": range(10, 210, 10), "episode_return": [9.0] * 18 + [4.0, np.nan], "episodes": [1] * 18 + [3, 0]}
     )
-    late = runfiles.late_rows(frame, 200)
+    late = scores.late_rows(frame, 200)
     assert late["env_steps"].tolist() == [190, 200]
-    assert runfiles.member_score(late) == 4.0
-    assert runfiles.member_score(late.assign(episode_return=[4.0, 8.0], episodes=[3, 1])) == 5.0
-    assert np.isnan(runfiles.member_score(late.assign(episodes=0)))
-    assert np.isnan(runfiles.member_score(late.assign(episode_return=np.nan, episodes=1)))
-    assert runfiles.member_score(late.assign(episode_return=np.float32(0.1), episodes=1)) == 0.1  # not 0.100000001
+    assert scores.member_score(late) == 4.0
+    assert scores.member_score(late.assign(episode_return=[4.0, 8.0], episodes=[3, 1])) == 5.0
+    assert np.isnan(scores.member_score(late.assign(episodes=0)))
+    assert np.isnan(scores.member_score(late.assign(episode_return=np.nan, episodes=1)))
+    assert scores.member_score(late.assign(episode_return=np.float32(0.1), episodes=1)) == 0.1  # not 0.100000001
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import pytest
 import nextpolicy
 from nextpolicy import runfiles
 from nextpolicy.config.fields import active_fields, settings_classes
-from nextpolicy.run import checkpoint, folder, interrupt, job, metrics, tensor_file
+from nextpolicy.run import checkpoint, folder, interrupt, job, metrics, named_arrays, tensor_file
 from nextpolicy.run.folder import RunError
 
 from .helpers import COMMAND, SMALL, assert_same_run, contents, environment, options
@@ -354,7 +354,7 @@ def test_arrays_keys_and_shapes_are_those_that_were_saved(tmp_path: Path, writer
         import orbax.checkpoint as ocp
 
         with ocp.StandardCheckpointer() as saver:
-            saver.save(tmp_path / "00000001", checkpoint._flat(state))
+            saver.save(tmp_path / "00000001", named_arrays.flat(state))
         files = {"_METADATA": runfiles.record_file(tmp_path / "00000001" / "_METADATA")}
         checkpoint.write_manifest(runfiles.manifest_path(tmp_path, 1), {"rounds_done": 1, "files": files})
     back = checkpoint.restore(tmp_path, 1, template)

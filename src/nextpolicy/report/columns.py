@@ -32,7 +32,7 @@ from nextpolicy.report.statistic import (
     mean,
 )
 from nextpolicy.report.text import Cell, Row, with_spread
-from nextpolicy.runfiles import member_score, score_digits
+from nextpolicy.scores import member_score, score_digits
 
 
 def _final_return(rows: Rows) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from nextpolicy.report.statistic import Rows
-from nextpolicy.runfiles import member_score, score_digits
+from nextpolicy.scores import member_score, score_digits
 
 SHARE = 0.9  # of the way from the first returns to PPO's score
 WINDOW = 50  # returns are averaged over a fiftieth of the rounds

@@ -13,7 +13,7 @@ from nextpolicy.report import columns, learning_speed
 from nextpolicy.report.baseline import is_baseline
 from nextpolicy.report.runs import Run
 from nextpolicy.report.statistic import Rows
-from nextpolicy.runfiles import late_rows
+from nextpolicy.scores import late_rows
 
 _ABOUT = ["suite", "env", "variant", "seed", "run", "state", "reason"]
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nextpolicy import runfiles
-from nextpolicy.run import interrupt, orbax_reader, tensor_file
+from nextpolicy.run import interrupt, named_arrays, orbax_reader, tensor_file
 from nextpolicy.run.folder import RunError
 from nextpolicy.run.processes import agreed, fetch
 from nextpolicy.runfiles import manifest_path, write_manifest
@@ -48,7 +48,7 @@ def save(folder: Path, rounds_done: int, state: PyTree, keep: int, about: Mappin
     """
     first, error = jax.process_index() == 0, cast(Exception | None, None)
     with interrupt.deferred():
-        flat = fetch(_flat(state))
+        flat = fetch(named_arrays.flat(state))
         try:
             if first:
                 _write(folder, rounds_done, flat, about or {})
@@ -115,7 +115,7 @@ def update_records(folder: Path, parts: Mapping[str, runfiles.FileRecord]) -> No
 def restore(folder: Path, rounds_done: int, template: PyTree) -> PyTree:
     """The saved state, with the structure, dtypes and sharding of `template` (arrays or ShapeDtypeStructs)."""
     path = (folder / f"{rounds_done:08d}").absolute()
-    wanted = _flat(template)
+    wanted = named_arrays.flat(template)
     if orbax_reader.wrote(listed := _listed(folder, rounds_done)):
         flat = orbax_reader.read(path, wanted, partial(_check, path, wanted))
     else:
@@ -127,7 +127,7 @@ def restore(folder: Path, rounds_done: int, template: PyTree) -> PyTree:
             raise RunError(f"checkpoint {path}: the arrays cannot be read ({_first_line(error)})") from None
         _check(path, wanted, {name: entry.shape for name, entry in saved.items()})
         flat = {name: _placed(path, name, saved[name], x) for name, x in wanted.items()}
-    return _unflat(template, flat)
+    return named_arrays.unflat(template, flat)
 
 
 def _listed(folder: Path, rounds: int) -> set[str]:
@@ -207,52 +207,6 @@ def _clear_leftovers(folder: Path) -> None:
 def _is_ours(path: Path) -> bool:
     names = {each.name for each in path.iterdir()} if path.is_dir() and not path.is_symlink() else {""}
     return names <= {ARRAYS} or ".orbax" in path.name or orbax_reader.wrote(names)
-
-
-def _names(tree: PyTree) -> tuple[list[str], list[Any], Any]:
-    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    names = [jax.tree_util.keystr(path, simple=True, separator=".").replace("/", ".") for path, _ in leaves]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise RunError(f"state: expected different names for its arrays, got {short(twice)} twice; rename one of them")
-    return names, [x for _, x in leaves], structure
-
-
-def _is_key(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def _flat(tree: PyTree) -> dict[str, Any]:
-    """Leaves by path, with typed PRNG keys as their integer data and without empty arrays."""
-    names, leaves, _ = _names(tree)
-
-    def plain(x: Any) -> Any:
-        if not _is_key(x):
-            return x
-        if isinstance(x, jax.ShapeDtypeStruct):
-            data = jax.eval_shape(jax.random.key_data, x)
-            return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=x.sharding)
-        return jax.random.key_data(x)
-
-    return {name: plain(x) for name, x in zip(names, leaves, strict=True) if x.size}
-
-
-def _unflat(template: PyTree, flat: dict[str, Any]) -> PyTree:
-    names, leaves, structure = _names(template)
-
-    def restored(name: str, like: Any) -> Any:
-        if not like.size:
-            return jnp.zeros(like.shape, like.dtype, device=like.sharding)
-        if not _is_key(like):
-            return flat[name]
-        # `jax.random.key_impl` takes arrays only, and `like` may be a ShapeDtypeStruct.
-        return jax.random.wrap_key_data(flat[name], impl=like.dtype._impl.name)
-
-    return jax.tree_util.tree_unflatten(structure, [restored(*each) for each in zip(names, leaves, strict=True)])
-
-
-def _files(path: Path) -> list[Path]:
-    return sorted(p for p in path.rglob("*") if p.is_file())
 
 
 def fault(folder: Path, rounds: int) -> str | None:

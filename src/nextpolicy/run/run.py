@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pandas as pd
 
-from nextpolicy import runfiles
+from nextpolicy import runfiles, scores
 from nextpolicy.config import MAX_SEED, ConfigError, Member, TrainConfig, shown, whole
 from nextpolicy.envs.base import is_host_env
 from nextpolicy.loop.evaluate import evaluator
@@ -107,14 +107,14 @@ class Run:
         """
         self._folder.check_whole()
         done = runfiles.expected_rounds(self.path, self.status["state"], self.config.num_rounds)
-        first = (1 - runfiles.SCORE_SHARE) * done
+        first = (1 - scores.SCORE_SHARE) * done
         late = [d for d in self._damage() if d.last + 1 > first]
         frame = self.partial_metrics() if allow_gaps and not late else self.metrics
         if frame.empty:
             raise RunError(f"run: {self.path} has no metrics yet")
-        late_rows = runfiles.late_rows(frame, done * self.config.batch_size)
+        late_rows = scores.late_rows(frame, done * self.config.batch_size)
         rows = [
-            (i, m.variant, m.seed, runfiles.member_score(late_rows[late_rows["member"] == i]))
+            (i, m.variant, m.seed, scores.member_score(late_rows[late_rows["member"] == i]))
             for i, m in enumerate(self.members)
         ]
         return self._with_swept(pd.DataFrame(rows, columns=["member", "variant", "seed", "score"]))
