@@ -6,6 +6,11 @@
 
 The patterns are regular expressions that select members by their variant; the second may be of another file. If several
 variants match, their mean is taken for each seed first, since members with the same seed are not independent.
+
+With several environments, two lines follow, with bootstrap intervals over seeds (Agarwal et al., 2021): the
+interquartile mean over all runs, each in % of the second group's mean on its environment, less that of the second
+group; and the probability that a run of the first group scores higher than one of the second, averaged over
+environments. `--column area` compares mean returns over training instead of scores.
 """
 
 from __future__ import annotations
@@ -18,8 +23,13 @@ import numpy as np
 import pandas as pd
 from scipy.stats import ttest_ind
 
+from nextpolicy.report.aggregate import percent_of_ppo as percent
+from nextpolicy.report.bootstrap import bounds, iqm
 
-def group(parser: argparse.ArgumentParser, path: str, pattern: str) -> pd.DataFrame:
+REPS = 2000
+
+
+def group(parser: argparse.ArgumentParser, path: str, pattern: str, column: str) -> pd.DataFrame:
     """The score of each seed (columns) on each environment (rows)."""
     try:
         table = pd.read_csv(path)
@@ -28,13 +38,13 @@ def group(parser: argparse.ArgumentParser, path: str, pattern: str) -> pd.DataFr
         parser.error(f"{path}: expected members.csv of a report, got a file that cannot be read ({error})")
     except re.error as error:
         parser.error(f"pattern: expected a regular expression, got {pattern!r} ({error})")
-    missing = [name for name in ("env", "variant", "seed", "score") if name not in table]
+    missing = [name for name in ("env", "variant", "seed", column) if name not in table]
     if missing:
         parser.error(f"{path}: expected members.csv of a report, got no column {missing[0]}")
     chosen = table[[expression.search(str(variant)) is not None for variant in table["variant"]]]
     if chosen.empty:
         parser.error(f"pattern: expected one that some variant of {path} has, got {pattern!r}")
-    return chosen.pivot_table(index="env", columns="seed", values="score", sort=False)
+    return chosen.pivot_table(index="env", columns="seed", values=column, sort=False)
 
 
 def row(env: str, first: np.ndarray, second: np.ndarray) -> str:
@@ -48,15 +58,44 @@ def row(env: str, first: np.ndarray, second: np.ndarray) -> str:
     return f"| {env} | {means} | {a.mean() - b.mean():.3g} [{low:.3g}, {high:.3g}] | {p:.2g} |"
 
 
+def together(first: list[np.ndarray], second: list[np.ndarray]) -> list[str]:
+    """Two lines over all environments; an array holds the scores of the seeds on one of them."""
+    rng = np.random.default_rng(0)
+    draws = [
+        statistics(*([x[rng.integers(len(x), size=len(x))] for x in group] for group in (first, second)))
+        for _ in range(REPS)
+    ]
+    texts = []
+    for name, estimate, drawn in zip(
+        ("interquartile mean, less that of the second, %", "probability of a higher score"),
+        statistics(first, second),
+        np.transpose(draws),
+    ):
+        low, high = bounds(drawn)
+        texts.append(f"{name}: {estimate:.3g} [{low:.3g}, {high:.3g}]")
+    return texts
+
+
+def statistics(first: list[np.ndarray], second: list[np.ndarray]) -> tuple[float, float]:
+    """Difference of interquartile means in % of the second group's means, and probability of a higher score."""
+    means = [b.mean() for b in second]
+    gain = iqm([percent(a, mean) for a, mean in zip(first, means)]) - iqm(
+        [percent(b, m) for b, m in zip(second, means)]
+    )
+    wins = [np.mean(np.sign(a[:, None] - b[None]) / 2 + 0.5) for a, b in zip(first, second)]  # a tie counts half
+    return gain, float(np.mean(wins))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("members", help="members.csv of a report.")
     parser.add_argument("first", help="Pattern of the first group.")
     parser.add_argument("second", help="Pattern of the second group.")
     parser.add_argument("--other", help="members.csv of the second group; default: the same.")
+    parser.add_argument("--column", default="score", help="Column to compare; default score.")
     options = parser.parse_args()
-    first = group(parser, options.members, options.first)
-    second = group(parser, options.other or options.members, options.second)
+    first = group(parser, options.members, options.first, options.column)
+    second = group(parser, options.other or options.members, options.second, options.column)
     shared = [env for env in first.index if env in second.index]
     if not shared:
         parser.error(f"environments: expected one that both groups have, got {first.index[0]} and {second.index[0]}")
@@ -64,6 +103,9 @@ def main() -> None:
     print("|---|---|---|---|---|")
     for env in shared:
         print(row(env, first.loc[env].to_numpy(), second.loc[env].to_numpy()))
+    if len(shared) > 1:
+        finite = ([x[np.isfinite(x)] for x in group.loc[shared].to_numpy()] for group in (first, second))
+        print("", *together(*finite), sep="\n")
 
 
 if __name__ == "__main__":

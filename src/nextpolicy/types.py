@@ -90,7 +90,7 @@ class Evidence(NamedTuple):
     """
 
     diff_target: Array  # mean |y_t - v_k(s_t)|
-    diff_network: Array  # mean |v_{k+1}(s_t) - v_k(s_t)|
+    diff_network: Array  # mean |v_{k+1}(s_t) - v_k(s_t)|; PPO: over every n-th step of a batch of 2048 or more
     scale: Array  # mean |y_t|
     kl_step: Array  # mean KL(beta_k || beta_{k+1}): step of the behavioural policy
     kl_drift: Array  # mean KL(pi || beta_k): distance from the target to the behavioural policy

@@ -181,6 +181,32 @@ def test_differences_from_another_file_and_of_one_seed(
     assert capsys.readouterr().out.splitlines()[2:] == ["| b | 1 (1) | 5 (2) | -4 [nan, nan] | nan |"]
 
 
+def test_differences_over_environments_are_of_interquartile_means_and_of_ranks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(1)
+    scores = {"a": (rng.normal(12, 1, 8), rng.normal(10, 1, 6)), "b": (rng.normal(-3, 1, 8), rng.normal(-5, 1, 6))}
+    lines = [
+        f"{env},{variant},{seed},0,{x}"
+        for env, groups in scores.items()
+        for variant, group in zip(("new", "old"), groups, strict=True)
+        for seed, x in enumerate(group)
+    ]
+    path = tmp_path / "members.csv"
+    path.write_text("\n".join(["env,variant,seed,score,area", *lines]))
+    run(monkeypatch, "differences.py", str(path), "new", "old", "--column", "area")
+    gain, chance = (line.split(": ")[1].split() for line in capsys.readouterr().out.splitlines()[-2:])
+    in_percent = [[100 * (x - old.mean()) / abs(old.mean()) for x in (new, old)] for new, old in scores.values()]
+    means = [stats.trim_mean(np.concatenate(runs), 0.25) for runs in zip(*in_percent, strict=True)]
+    assert gain[0] == f"{means[0] - means[1]:.3g}"
+    ranks = [stats.mannwhitneyu(new, old).statistic / (len(new) * len(old)) for new, old in scores.values()]
+    assert chance[0] == f"{np.mean(ranks):.3g}"
+    for estimate, low, high in (gain, chance):
+        assert float(low.strip("[,")) < float(estimate) < float(high.strip("]"))
+    assert float(gain[1].strip("[,")) > 0  # two standard deviations apart
+    assert float(chance[2].strip("]")) <= 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from nextpolicy.algos import ppo
 from nextpolicy.algos.evidence import Targets
 from nextpolicy.loop.state import init_agent
 from nextpolicy.types import Evidence, Rollout
 
-from .test_round import N, hypers_of, make_rollout, setup_of
+from .test_round import N, T, hypers_of, make_rollout, setup_of
 
 quick = pytest.mark.quick_compilation
 PLAIN: dict[str, Any] = {"advantage_norm": "none", "max_grad_norm": np.inf}
@@ -52,7 +53,7 @@ def test_policy_steps_and_signs_are_those_of_the_batch() -> None:
     after = setup.networks.policy(setup.algorithm.behaviour(learner))(data.obs)
     moved = np.asarray(data.behaviour_dist.tv(after)).ravel()
     np.testing.assert_allclose(evidence.tv_step, moved.mean(), rtol=1e-4)
-    np.testing.assert_allclose(evidence.tv_step_high, np.quantile(moved, 0.95), rtol=1e-4)
+    np.testing.assert_allclose(evidence.tv_step_high, np.quantile(moved, 0.95, method="inverted_cdf"), rtol=1e-4)
     assert abs(np.quantile(moved, 0.95) - np.quantile(moved, 0.5)) > 1e-3
     before = init_agent(setup, jax.random.key(0)).learner
     other = init_agent(setup, jax.random.key(5)).target
@@ -62,6 +63,41 @@ def test_policy_steps_and_signs_are_those_of_the_batch() -> None:
     changed = changed[:, : changed.shape[1] // 4]  # it is measured on the first quarter of the environments
     assert 0 < changed.mean() < 0.5
     np.testing.assert_allclose(evidence.sign_changes, changed.mean(), rtol=1e-6)
+
+
+@quick
+@pytest.mark.parametrize(("samples", "every"), [(10**6, 1), (T * N, 1), (T * N // 2, 2), (1, T)])
+def test_values_are_compared_on_evenly_spaced_steps_of_a_large_batch(
+    samples: int, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ppo, "_COMPARED_VALUES", samples)
+    data = learned()[4]
+    valid = jnp.ones_like(data.terminated).at[0, 1].set(False)
+    setup, learner, evidence, targets, data = learned(data._replace(valid=valid), learning_rate=0.5)
+    before = init_agent(setup, jax.random.key(0)).learner
+    moved = setup.networks.value(learner.params, before.obs_stats)(data.obs) - targets.value
+    moved = np.where(valid, np.abs(np.asarray(moved)), np.nan)
+    np.testing.assert_allclose(evidence.diff_network, np.nanmean(moved[::every]), rtol=1e-4)
+    others = [np.nanmean(moved[::n]) for n in (1, 2, T) if n != every]
+    assert min(abs(other / evidence.diff_network - 1) for other in others) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("steps", "envs", "shards", "compared"),
+    [
+        (128, 8, 1, (1, 2)),
+        (128, 16, 1, (2, 2)),
+        (128, 64, 1, (8, 2)),
+        (128, 32, 2, (8, 2)),
+        (10, 2048, 1, (10, 26)),
+        (10, 16, 1, (1, 4)),
+        (1, 1, 1, (1, 1)),
+    ],
+)
+def test_critics_are_compared_on_part_of_a_large_batch(
+    steps: int, envs: int, shards: int, compared: tuple[int, int]
+) -> None:
+    assert ppo._compared(steps, envs, shards) == compared
 
 
 @quick

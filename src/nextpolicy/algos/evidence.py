@@ -22,18 +22,25 @@ class Targets(NamedTuple):
     raw_advantage: Array  # A_t before it is normalised
 
 
+class Moved(NamedTuple):
+    """Estimates of the critic v_{k+1}, after the gradient steps, on part of the batch."""
+
+    value: Array  # v_{k+1}(s_t) for t = 0, every, 2 every, ...: [ceil(T / every), N]
+    every: int
+    advantage: Array  # [T, n], of the first n environments; not normalised
+
+
 def measure(
     shards: Shards,
     rollout: Rollout,
     targets: Targets,
-    moved: tuple[Array, Array],
+    moved: Moved,
     target_dist: Distribution | None,
     next_dist: Distribution,
     fitted: Array | None,
 ) -> Evidence:
     """How far values and policies moved, averaged over this round's states.
 
-    moved        values [T, N] of the critic v_{k+1}, and advantages [T, n] that it gives the first n environments
     target_dist  pi; None: pi is beta_k
     next_dist    beta_{k+1}
     fitted       whether the critic was trained on a sample, [T, N]; None: on all of them
@@ -41,15 +48,15 @@ def measure(
     The compiler removes what neither the criterion nor a metric reads.
     """
     valid, behaviour_dist = rollout.valid, rollout.behaviour_dist
-    next_value, next_advantage = moved
-    few = next_advantage.shape[1]
+    every, few = moved.every, moved.advantage.shape[1]
+    part, first = (None, None) if valid is None else (valid[::every], valid[:, :few])
     mean = partial(shards.mean, valid=valid)
     kl_step, tv_step = mean(behaviour_dist.kl(next_dist)), behaviour_dist.tv(next_dist)
     square = jnp.square(targets.value_target - targets.value)
     next_ratio = jnp.exp(next_dist.log_prob(rollout.action) - rollout.behaviour_log_prob)
     found = Evidence(
         diff_target=mean(jnp.abs(targets.value_target - targets.value)),
-        diff_network=mean(jnp.abs(next_value - targets.value)),
+        diff_network=shards.mean(jnp.abs(moved.value - targets.value[::every]), part),
         scale=mean(jnp.abs(targets.value_target)),
         kl_step=kl_step,
         kl_drift=jnp.zeros_like(kl_step) if target_dist is None else mean(target_dist.kl(behaviour_dist)),
@@ -59,9 +66,7 @@ def measure(
         noise=jnp.sqrt(mean(targets.noise)),
         tv_step=mean(tv_step),
         tv_step_high=shards.quantile(tv_step, 0.95, valid),
-        sign_changes=shards.mean(
-            (targets.raw_advantage[:, :few] > 0) != (next_advantage > 0), None if valid is None else valid[:, :few]
-        ),
+        sign_changes=shards.mean((targets.raw_advantage[:, :few] > 0) != (moved.advantage > 0), first),
         gain=mean(next_ratio * targets.raw_advantage),
     )
     if fitted is None:

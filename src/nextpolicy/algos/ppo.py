@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from nextpolicy.algos.base import Pace, Parts
 from nextpolicy.algos.descent import descend
-from nextpolicy.algos.evidence import Targets, measure
+from nextpolicy.algos.evidence import Moved, Targets, measure
 from nextpolicy.algos.ppo_settings import PPOSettings
 from nextpolicy.algos.rounds import all_finite, observed
 from nextpolicy.core import losses, minibatch, one_vector, returns, running_stats
@@ -25,6 +25,8 @@ from nextpolicy.types import Array, Distribution, Evidence, Metrics, Params, Pol
 if TYPE_CHECKING:
     import optax
 
+# Samples, at least, on which values and signs of advantages are compared before and after the gradient steps.
+_COMPARED_VALUES, _COMPARED_SIGNS = 1024, 256
 _MAX_LOG_RATIO = 20.0  # exp(20) = 5e8 exceeds any rho_max used in practice, and its square is finite in float32
 
 
@@ -214,14 +216,17 @@ class PPO:
         targets: Targets,
         target_dist: Distribution | None,
     ) -> Evidence:
-        # Both critics read observations by the same statistics, so that they differ by the gradient steps alone.
-        next_value = self.networks.value(after.params, before.obs_stats)(rollout.obs)
-        # Advantages of the new critic, for their signs: a quarter of the environments is enough, and costs a quarter.
-        few = jax.tree.map(lambda x: x[:, : max(1, x.shape[1] // 4)], rollout)
-        log_prob = None if target_dist is None else target_dist.log_prob(rollout.action)[:, : few.reward.shape[1]]
-        next_advantage = self._estimates(settings, before, after.params, few, log_prob).raw_advantage
+        # Both critics read observations by the same statistics, so that they differ by the gradient steps alone. A pass
+        # over the whole batch would take 4 % of a round, so v_{k+1} is read on part of it.
+        steps, envs = rollout.reward.shape
+        every, few = _compared(steps, envs, self.shards.count)
+        part = jax.tree.map(lambda x: x[::every], rollout.obs)
+        next_value = self.networks.value(after.params, before.obs_stats)(part)
+        first = jax.tree.map(lambda x: x[:, :few], rollout)
+        log_prob = None if target_dist is None else target_dist.log_prob(rollout.action)[:, :few]
+        next_advantage = self._estimates(settings, before, after.params, first, log_prob).raw_advantage
         next_dist = self.networks.policy(self.behaviour(after))(rollout.obs)
-        moved = (next_value, next_advantage)
+        moved = Moved(next_value, every, next_advantage)
         return measure(self.shards, rollout, targets, moved, target_dist, next_dist, self._fitted(rollout))
 
     def _fitted(self, rollout: Rollout) -> Array | None:
@@ -250,3 +255,9 @@ class PPO:
         import optax  # importing it takes .3 s, which code that only reads configurations should not pay
 
         return optax.scale_by_adam(eps=self.static.adam_eps)
+
+
+def _compared(steps: int, envs: int, shards: int) -> tuple[int, int]:
+    """(n, m): critics are compared on every n-th step, and signs of advantages in the first m environments."""
+    every = max(1, min(steps, steps * envs * shards // _COMPARED_VALUES))
+    return every, min(max(1, envs // 4), -(-_COMPARED_SIGNS // steps))

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 
 from nextpolicy.types import Array, PyTree
 
+_CELLS = 8  # of the grid on which a quantile is looked for
+
 
 @dataclass(frozen=True)
 class Shards:
@@ -45,9 +47,20 @@ class Shards:
         return tree if self.axis_name is None else jax.lax.psum(tree, self.axis_name)
 
     def quantile(self, x: Array, share: float, valid: Array | None = None) -> Array:
-        """The quantile of the valid samples; with several shards, the largest of theirs."""
-        found = jnp.quantile(x, share) if valid is None else jnp.nanquantile(jnp.where(valid, x, jnp.nan), share)
-        return found if self.axis_name is None else jax.lax.pmax(found, self.axis_name)
+        """The least level that `share` of the valid samples of all shards do not exceed; samples are at least 0.
+
+        A grid is refined four times, to 1e-6 of the largest sample: sorting would take 5 % of a small round.
+        """
+        x = x.ravel()
+        counted = jnp.ones_like(x, bool) if valid is None else valid.ravel()
+        count = self.total(jnp.sum(counted))
+        low, width = jnp.zeros_like(x, shape=()), self.largest(jnp.where(counted, x, 0.0))
+        for _ in range(7):
+            levels = low + width * jnp.arange(1, _CELLS + 1) / _CELLS
+            below = self.total(jnp.sum((x[None] <= levels[:, None]) & counted[None], axis=1))
+            cell = jnp.minimum(jnp.sum(below < share * count), _CELLS - 1)  # the first that reaches the share
+            low, width = low + width * cell / _CELLS, width / _CELLS
+        return jnp.where(count > 0, low + width, jnp.nan)
 
     def largest(self, x: Array) -> Array:
         """The maximum over all samples of all shards."""
