@@ -1,6 +1,6 @@
 """Does exploration in the behavioural policy alone help? Four Rooms, PPO and static and dynamic SV-PPO.
 
-    python benchmarks/exploration.py run [--seeds 32] [--rounds 195] [--minutes M] [--mlp] --out FILE
+    python benchmarks/exploration.py run [--seeds 32] [--rounds 195] [--mlp] [--only temperature] --out FILE
     python benchmarks/exploration.py table results/exploration/rows.csv     # made with --mlp
 
     temperature   beta = softmax(z / tau) collects data and is improved; the target is pi = softmax(z)
@@ -246,6 +246,8 @@ def table(frame: pd.DataFrame) -> str:
     names += "failures | harmful | collecting: mean | final | entropy | drift"
     lines: list[str] = []
     for experiment, (_, field, (plain, *_)) in EXPERIMENTS.items():
+        if not (frame["experiment"] == experiment).any():
+            continue
         lines += [f"\n{experiment}: {field}\n", f"| {names} |", "|" + "---|" * 14]
         for (task, algo), ours in frame[frame["experiment"] == experiment].groupby(["task", "algo"], sort=False):
             theirs = ours[ours["value"] == plain].set_index("seed")["mean_value"]
@@ -273,6 +275,7 @@ def main() -> None:
     runner.add_argument("--rounds", type=int, default=195)
     runner.add_argument("--minutes", type=float, default=np.inf, help="start no program after this time")
     runner.add_argument("--mlp", action="store_true", help="MLPs instead of CNNs: a tenth of the time on a CPU")
+    runner.add_argument("--only", nargs="+", choices=EXPERIMENTS, default=EXPERIMENTS, help="experiments to train")
     runner.add_argument("--out", type=Path, required=True)
     parts.add_parser("table").add_argument("rows", type=Path)
     options = parser.parse_args()
@@ -289,7 +292,7 @@ def main() -> None:
     fields = {"torso": "mlp", "hidden": (64, 64)} if options.mlp else {}
     for name, configs in programs(options.seeds, options.rounds, **fields).items():
         done = len(frame) and name in set(frame["experiment"] + " " + frame["task"])
-        if done or time.monotonic() - started > 60 * options.minutes:
+        if done or name.split()[0] not in options.only or time.monotonic() - started > 60 * options.minutes:
             continue
         frame = pd.concat([frame, pd.DataFrame(rows(configs))], ignore_index=True)
         frame.to_csv(options.out, index=False, float_format="%.6g")

@@ -200,6 +200,28 @@ def test_files_and_tables(
     assert printed == capsys.readouterr().out
 
 
+def test_one_experiment_with_small_networks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    study, torsos = made_up_study(tmp_path, seeds=2, rounds=12), set()
+
+    def train(configs: Any) -> dict[str, group.Outcome]:
+        torsos.update((config.net.torso, config.net.hidden) for config in configs.values())
+        return {name: last_two(study, config) for name, config in configs.items()}
+
+    monkeypatch.setattr(group, "train", train)
+    path = tmp_path / "rows.csv"
+    main(monkeypatch, "run", "--seeds", "2", "--rounds", "12", "--mlp", "--only", "count", "--out", str(path))
+    assert set(pd.read_csv(path)["experiment"]) == {"count"}
+    assert torsos == {("mlp", (64, 64))}
+
+
+def test_the_committed_table_follows_from_its_rows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = Path(__file__).parents[2] / "results" / "exploration"
+    main(monkeypatch, "table", str(results / "rows.csv"))
+    assert capsys.readouterr().out == (results / "table.md").read_text()
+
+
 def test_differences_are_between_equal_seeds() -> None:
     columns = dict.fromkeys(("final_value", "steps_to_goal", "harmful", "collecting_mean", "collecting_final"), 0.5)
     columns |= {"failed": False, "entropy": 1.0, "kl_drift": 0.0}
