@@ -24,7 +24,7 @@ import pandas as pd
 from scipy.stats import ttest_ind
 
 from nextpolicy.report.aggregate import percent_of_ppo as percent
-from nextpolicy.report.bootstrap import bounds, iqm
+from nextpolicy.report.bootstrap import Interval, bounds, iqm
 
 REPS = 2000
 
@@ -58,22 +58,15 @@ def row(env: str, first: np.ndarray, second: np.ndarray) -> str:
     return f"| {env} | {means} | {a.mean() - b.mean():.3g} [{low:.3g}, {high:.3g}] | {p:.2g} |"
 
 
-def together(first: list[np.ndarray], second: list[np.ndarray]) -> list[str]:
-    """Two lines over all environments; an array holds the scores of the seeds on one of them."""
+def together(first: list[np.ndarray], second: list[np.ndarray], reps: int = REPS) -> tuple[Interval, Interval]:
+    """`statistics` with intervals; an array holds the scores of the seeds on one environment."""
     rng = np.random.default_rng(0)
-    draws = [
-        statistics(*([x[rng.integers(len(x), size=len(x))] for x in group] for group in (first, second)))
-        for _ in range(REPS)
-    ]
-    texts = []
-    for name, estimate, drawn in zip(
-        ("interquartile mean, less that of the second, %", "probability of a higher score"),
-        statistics(first, second),
-        np.transpose(draws),
-    ):
-        low, high = bounds(drawn)
-        texts.append(f"{name}: {estimate:.3g} [{low:.3g}, {high:.3g}]")
-    return texts
+    draws = []
+    for _ in range(reps):
+        a, b = ([x[rng.integers(len(x), size=len(x))] for x in group] for group in (first, second))
+        draws.append(statistics(a, b))
+    gain, chance = (Interval(x, *bounds(column)) for x, column in zip(statistics(first, second), np.transpose(draws)))
+    return gain, chance
 
 
 def statistics(first: list[np.ndarray], second: list[np.ndarray]) -> tuple[float, float]:
@@ -104,8 +97,11 @@ def main() -> None:
     for env in shared:
         print(row(env, first.loc[env].to_numpy(), second.loc[env].to_numpy()))
     if len(shared) > 1:
-        finite = ([x[np.isfinite(x)] for x in group.loc[shared].to_numpy()] for group in (first, second))
-        print("", *together(*finite), sep="\n")
+        a, b = ([x[np.isfinite(x)] for x in group.loc[shared].to_numpy()] for group in (first, second))
+        names = ("interquartile mean, less that of the second, %", "probability of a higher score")
+        for name, (estimate, low, high) in zip(names, together(a, b)):
+            print(f"\n{name}: {estimate:.3g} [{low:.3g}, {high:.3g}]", end="")
+        print()
 
 
 if __name__ == "__main__":
