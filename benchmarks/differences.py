@@ -29,19 +29,24 @@ from nextpolicy.report.bootstrap import Interval, bounds, iqm
 REPS = 2000
 
 
-def group(parser: argparse.ArgumentParser, path: str, pattern: str, column: str) -> pd.DataFrame:
-    """The score of each seed (columns) on each environment (rows)."""
+def expression(parser: argparse.ArgumentParser, pattern: str) -> re.Pattern[str]:
     try:
-        table = pd.read_csv(path)
-        expression = re.compile(pattern)
-    except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
-        parser.error(f"{path}: expected members.csv of a report, got a file that cannot be read ({error})")
+        return re.compile(pattern)
     except re.error as error:
         parser.error(f"pattern: expected a regular expression, got {pattern!r} ({error})")
+
+
+def group(parser: argparse.ArgumentParser, path: str, pattern: str, column: str) -> pd.DataFrame:
+    """The score of each seed (columns) on each environment (rows)."""
+    wanted = expression(parser, pattern)
+    try:
+        table = pd.read_csv(path)
+    except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
+        parser.error(f"{path}: expected members.csv of a report, got a file that cannot be read ({error})")
     missing = [name for name in ("env", "variant", "seed", column) if name not in table]
     if missing:
         parser.error(f"{path}: expected members.csv of a report, got no column {missing[0]}")
-    chosen = table[[expression.search(str(variant)) is not None for variant in table["variant"]]]
+    chosen = table[[wanted.search(str(variant)) is not None for variant in table["variant"]]]
     if chosen.empty:
         parser.error(f"pattern: expected one that some variant of {path} has, got {pattern!r}")
     return chosen.pivot_table(index="env", columns="seed", values=column, sort=False)
@@ -85,13 +90,16 @@ def main() -> None:
     parser.add_argument("first", help="Pattern of the first group.")
     parser.add_argument("second", help="Pattern of the second group.")
     parser.add_argument("--other", help="members.csv of the second group; default: the same.")
+    parser.add_argument("--envs", default="", help="Regular expression that selects environments; default all.")
     parser.add_argument("--column", default="score", help="Column to compare; default score.")
     options = parser.parse_args()
     first = group(parser, options.members, options.first, options.column)
     second = group(parser, options.other or options.members, options.second, options.column)
-    shared = [env for env in first.index if env in second.index]
+    chosen = expression(parser, options.envs)
+    shared = [env for env in first.index if env in second.index and chosen.search(env)]
     if not shared:
-        parser.error(f"environments: expected one that both groups have, got {first.index[0]} and {second.index[0]}")
+        got = f"{first.index[0]} and {second.index[0]}" if not options.envs else f"--envs {options.envs}"
+        parser.error(f"environments: expected one that both groups have, got {got}")
     print(f"| environment | {options.first} (seeds) | {options.second} (seeds) | difference | p |")
     print("|---|---|---|---|---|")
     for env in shared:

@@ -194,7 +194,7 @@ def test_differences_over_environments_are_of_interquartile_means_and_of_ranks(
     ]
     path = tmp_path / "members.csv"
     path.write_text("\n".join(["env,variant,seed,score,area", *lines]))
-    run(monkeypatch, "differences.py", str(path), "new", "old", "--column", "area")
+    run(monkeypatch, "differences.py", str(path), "new", "old", "--column", "area", "--envs", "^.$")
     gain, chance = (line.split(": ")[1].split() for line in capsys.readouterr().out.splitlines()[-2:])
     in_percent = [[100 * (x - old.mean()) / abs(old.mean()) for x in (new, old)] for new, old in scores.values()]
     means = [stats.trim_mean(np.concatenate(runs), 0.25) for runs in zip(*in_percent, strict=True)]
@@ -205,12 +205,16 @@ def test_differences_over_environments_are_of_interquartile_means_and_of_ranks(
         assert float(low.strip("[,")) < float(estimate) < float(high.strip("]"))
     assert float(gain[1].strip("[,")) > 0  # two standard deviations apart
     assert float(chance[2].strip("]")) <= 1
+    run(monkeypatch, "differences.py", str(path), "new", "old", "--column", "area", "--envs", "a")
+    assert len(capsys.readouterr().out.splitlines()) == 3  # one environment, no aggregate
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["{}", "ppo", "dqn"], "pattern: expected one that some variant of {} has, got 'dqn'"),
+        (["{}", "ppo", "sv", "--envs", "c"], "environments: expected one that both groups have, got --envs c"),
+        (["{}", "ppo", "sv", "--envs", "["], "pattern: expected a regular expression, got '['"),
         (["{}", "ppo", "("], "pattern: expected a regular expression, got '(' (missing ), unterminated subpattern"),
         (["{}.no", "ppo", "sv"], "{}.no: expected members.csv of a report, got a file that cannot be read"),
         (["{}/..", "ppo", "sv"], "expected members.csv of a report, got a file that cannot be read"),
