@@ -229,7 +229,7 @@ def rows(configs: Mapping[str, TrainConfig]) -> list[dict[str, Any]]:
             )
             one |= {"value_behaviour": V[1:], "improvement": V[1:] - V_target[:-1]}
             row = {"experiment": experiment, "task": task, "algo": algo, "value": float(value), "seed": member.seed}
-            row |= {"rounds": config.num_rounds, **outcome(best, one, config.batch_size)}
+            row |= {"torso": config.net.torso, "rounds": config.num_rounds, **outcome(best, one, config.batch_size)}
             row |= {"collecting_mean": float(collecting.mean()), "collecting_final": float(collecting[-1])}
             found.append(row | {column: float(one[column].mean()) for column in ("entropy", "kl_drift", "ratio_ess")})
     return found
@@ -280,14 +280,16 @@ def main() -> None:
     parts.add_parser("table").add_argument("rows", type=Path)
     options = parser.parse_args()
     if options.part == "table":
-        print(table(pd.read_csv(options.rows)))
+        print(table(_read(parser, options.rows)))
         return
+    if min(options.seeds, options.rounds) < 1:
+        parser.error(f"seeds, rounds: expected at least 1, got {options.seeds} and {options.rounds}")
     for algorithm in (Softened, Counting):
         algos.register(algorithm)
-    frame, started = pd.read_csv(options.out) if options.out.is_file() else pd.DataFrame(), time.monotonic()
-    size = options.seeds, options.rounds
-    if len(frame) and (got := (frame["seed"].nunique(), int(frame["rounds"].iloc[0]))) != size:
-        parser.error(f"out: expected a file of {size} seeds and rounds, got one of {got}; name another file")
+    frame, started = _read(parser, options.out) if options.out.is_file() else pd.DataFrame(), time.monotonic()
+    size = options.seeds, options.rounds, "mlp" if options.mlp else presets.FOUR_ROOMS["torso"]
+    if len(frame) and (got := (frame["seed"].nunique(), int(frame["rounds"][0]), frame["torso"][0])) != size:
+        parser.error(f"out: expected a file of {size} seeds, rounds and torso, got one of {got}; name another file")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     fields = {"torso": "mlp", "hidden": (64, 64)} if options.mlp else {}
     for name, configs in programs(options.seeds, options.rounds, **fields).items():
@@ -297,7 +299,17 @@ def main() -> None:
         frame = pd.concat([frame, pd.DataFrame(rows(configs))], ignore_index=True)
         frame.to_csv(options.out, index=False, float_format="%.6g")
         print(f"{name}: {len(configs)} settings, {time.monotonic() - started:.0f} s", flush=True)
-    print(table(frame))
+    print(table(frame) if len(frame) else "nothing was trained")
+
+
+def _read(parser: argparse.ArgumentParser, path: Path) -> pd.DataFrame:
+    try:
+        frame = pd.read_csv(path)
+    except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
+        parser.error(f"{path}: expected rows of `run`, got a file that cannot be read ({error})")
+    if missing := {"experiment", "task", "algo", "torso", "mean_value"} - set(frame):
+        parser.error(f"{path}: expected rows of `run`, got no column {min(missing)}")
+    return frame
 
 
 if __name__ == "__main__":

@@ -243,4 +243,30 @@ def test_a_file_of_another_size_is_refused(
 ) -> None:
     with pytest.raises(SystemExit):
         main(monkeypatch, "run", "--seeds", "3", "--rounds", "12", "--out", str(rows_file))
-    assert "out: expected a file of (3, 12) seeds and rounds, got one of (2, 12)" in capsys.readouterr().err
+    assert (
+        "expected a file of (3, 12, 'small-cnn') seeds, rounds and torso, got one of (2, 12," in capsys.readouterr().err
+    )
+    with pytest.raises(SystemExit):
+        main(monkeypatch, "run", "--seeds", "2", "--rounds", "12", "--mlp", "--out", str(rows_file))
+    assert "expected a file of (2, 12, 'mlp')" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["table", "{}/no.csv"], "expected rows of `run`, got a file that cannot be read"),
+        (["table", "{}/other.csv"], "expected rows of `run`, got no column"),
+        (["run", "--seeds", "0", "--out", "{}/new.csv"], "seeds, rounds: expected at least 1, got 0 and 195"),
+    ],
+)
+def test_wrong_files_and_sizes_are_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+) -> None:
+    (tmp_path / "other.csv").write_text("env,variant\na,b\n")
+    with pytest.raises(SystemExit):
+        main(monkeypatch, *(word.format(tmp_path) for word in arguments))
+    assert message in capsys.readouterr().err.splitlines()[-1]

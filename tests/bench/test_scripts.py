@@ -209,9 +209,36 @@ def test_differences_over_environments_are_of_interquartile_means_and_of_ranks(
     assert len(capsys.readouterr().out.splitlines()) == 3  # one environment, no aggregate
 
 
+def test_a_tie_counts_half_and_environments_are_matched_by_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first.csv", tmp_path / "second.csv"
+    rows = [f"a,new,{seed},4\nb,new,{seed},1" for seed in range(3)]
+    first.write_text("\n".join(["env,variant,seed,score", *rows, "b,new,3,", "b,new,4,inf"]))
+    second.write_text(
+        "\n".join(["env,variant,seed,score", *(f"b,old,{s},1\nc,old,{s},9\na,old,{s},2" for s in range(3))])
+    )
+    run(monkeypatch, "differences.py", str(first), "new", "old", "--other", str(second))
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[3].startswith("| b | 1 (3) | 1 (3) | 0 ")
+    assert printed[-2:] == [
+        "interquartile mean, less that of the second, %: 50 [50, 50]",
+        "probability of a higher score: 0.75 [0.75, 0.75]",
+    ]
+    second.write_text("\n".join(["env,variant,seed,score", *(f"b,old,{s},0\na,old,{s},2" for s in range(3))]))
+    run(monkeypatch, "differences.py", str(first), "new", "old", "--other", str(second))
+    assert capsys.readouterr().out.splitlines()[-2].endswith(": nan [nan, nan]")  # no percentage of 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            ["{}", "ppo", "sv", "--column", "seed"],
+            "column: expected a column of numbers such as score or area, got seed",
+        ),
+        (["{}", "ppo", "sv", "--column", "variant"], "column: expected a column of numbers"),
+        (["{}", "ppo", "sv", "--column", "area"], "got no column area"),
         (["{}", "ppo", "dqn"], "pattern: expected one that some variant of {} has, got 'dqn'"),
         (["{}", "ppo", "sv", "--envs", "c"], "environments: expected one that both groups have, got --envs c"),
         (["{}", "ppo", "sv", "--envs", "["], "pattern: expected a regular expression, got '['"),

@@ -49,6 +49,7 @@ def test_scores_are_in_percent_of_the_papers_dynamic(members: Path) -> None:
     means = frame.groupby(["suite", "variant", "env"])["score"].mean()
     base = means["criteria-small", "sv-dynamic"]
     assert rows["sv-dynamic, criteria-small"][4:8] == [""] * 4
+    assert rows["sv-dynamic, criteria-small"][3] == f"100 ({base['gymnax/CartPole-v1']:.4g})"
     for name, suite, variant in (
         ("ppo, criteria-small", "criteria-small", "ppo"),
         ("sv-dynamic, other", "other", "sv-dynamic"),
@@ -57,6 +58,17 @@ def test_scores_are_in_percent_of_the_papers_dynamic(members: Path) -> None:
             estimate, low, high = (float(x) for x in re.findall(r"\d+", cell))
             assert estimate == pytest.approx(100 * means[suite, variant, env] / base[env], abs=0.51)
             assert low <= estimate <= high
+    # The last two aggregates are of the area under the curve.
+    areas = [
+        [
+            rows["area"].to_numpy()
+            for _, rows in frame[(frame["suite"] == suite) & (frame["variant"] == name)].groupby("env")
+        ]
+        for suite, name in (("criteria-small", "sv-static"), small_tasks.BASELINE)
+    ]
+    expected = [f"{x:.3g} [{low:.3g}, {high:.3g}]" for x, low, high in differences.together(*areas)]
+    assert rows["sv-static, criteria-small"][6:8] == expected
+    assert rows["sv-static, criteria-small"][4:6] != expected
     # Twice the return: 100 points above the baseline, and always higher.
     estimate, low, high = (float(x) for x in re.findall(r"[\d.]+", rows["sv-dynamic, other"][4]))
     assert (low, estimate, high) == pytest.approx((100, 100, 100), abs=12)
@@ -73,6 +85,30 @@ def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
         found = differences.together(first, second, reps=200)
         missed += [not x.low <= truth <= x.high for x, truth in zip(found, (0.0, 0.5), strict=True)]
     assert (missed <= 10).all()
+
+
+def test_the_interval_of_a_percentage_is_that_of_both_means() -> None:
+    """By the delta method: standard errors of 2.5 % each."""
+    rng = np.random.default_rng(2)
+    mine, base = (rng.permutation(np.tile([mean * 0.9, mean * 1.1], 8)) for mean in (12.0, 10.0))
+    estimate, low, high = (float(x) for x in re.findall(r"[\d.]+", small_tasks._cell(mine, base)))
+    assert estimate == 120
+    assert high - low == pytest.approx(2 * 1.96 * 120 * np.hypot(0.025, 0.025), rel=0.12)
+
+
+def test_what_cannot_be_compared_is_refused(members: Path, tmp_path: Path) -> None:
+    frame = pd.read_csv(members)
+    with pytest.raises(
+        ValueError, match="expected sv-dynamic of other on gymnax/Acrobot-v1, gymnax/CartPole-v1, got gym"
+    ):
+        small_tasks.table(frame[(frame["suite"] != "other") | (frame["env"] == ENVS[0])])
+    with pytest.raises(ValueError, match="expected each suite once"):
+        small_tasks.collect([tmp_path / "other", tmp_path / "other"])
+    write_run(tmp_path / "other" / "stopped", "gymnax/Pendulum-v1", state="stopped", algo=("sv-dynamic",))
+    with pytest.raises(ValueError, match=r"expected finished runs with scores, got .*stopped \(stopped\)"):
+        small_tasks.collect([tmp_path / "other"])
+    with pytest.raises(ValueError, match="environment without runs"):
+        differences.together([np.ones(2), np.ones(0)], [np.ones(2), np.ones(2)])
 
 
 @pytest.mark.parametrize(

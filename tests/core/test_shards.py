@@ -20,13 +20,14 @@ def drawn(kind: str, size: int = 400) -> np.ndarray:
         "tied": rng.integers(0, 4, size).astype(float),
         "tiny": 1e-12 * rng.uniform(size=size),
         "all equal": np.full(size, 0.3),
+        "rounded": np.full(size, 0.1) * (1 + 1e-7 * rng.integers(0, 3, size)),
         "zero": np.zeros(size),
     }
     return samples[kind].astype(np.float32)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.77, 0.95])
-@pytest.mark.parametrize("kind", ["uniform", "heavy tail", "tied", "tiny", "all equal", "zero"])
+@pytest.mark.parametrize("kind", ["uniform", "heavy tail", "tied", "tiny", "all equal", "rounded", "zero"])
 def test_a_quantile_is_that_of_all_valid_samples_of_all_shards(kind: str, share: float) -> None:
     x = drawn(kind)
     valid = np.arange(x.size) % 3 != 1
@@ -44,4 +45,6 @@ def test_a_quantile_of_nothing_or_of_nan_is_nan() -> None:
     x = jnp.asarray(drawn("uniform"))
     assert np.isnan(ONE.quantile(x, 0.95, jnp.zeros_like(x, bool)))
     assert np.isnan(ONE.quantile(x.at[7].set(jnp.nan), 0.95))
+    split = jax.vmap(lambda x: FOUR.quantile(x, 0.95), axis_name="devices")
+    assert np.isnan(split(x.at[7].set(jnp.nan).reshape(4, -1))).all()
     assert np.isfinite(ONE.quantile(x.at[7].set(jnp.nan), 0.95, jnp.ones_like(x, bool).at[7].set(False)))

@@ -12,9 +12,10 @@ import pytest
 from nextpolicy.algos import ppo
 from nextpolicy.algos.evidence import Targets
 from nextpolicy.loop.state import init_agent
-from nextpolicy.types import Evidence, Rollout
+from nextpolicy.types import Evidence, Networks, Rollout
 
-from .test_round import N, T, hypers_of, make_rollout, setup_of
+from . import test_round
+from .test_round import N, T, hypers_of, make_rollout, networks, setup_of
 
 quick = pytest.mark.quick_compilation
 PLAIN: dict[str, Any] = {"advantage_norm": "none", "max_grad_norm": np.inf}
@@ -72,7 +73,7 @@ def test_values_are_compared_on_evenly_spaced_steps_of_a_large_batch(
 ) -> None:
     monkeypatch.setattr(ppo, "_COMPARED_VALUES", samples)
     data = learned()[4]
-    valid = jnp.ones_like(data.terminated).at[0, 1].set(False)
+    valid = jnp.ones_like(data.terminated).at[0, 1].set(False).at[2, 3].set(False)
     setup, learner, evidence, targets, data = learned(data._replace(valid=valid), learning_rate=0.5)
     before = init_agent(setup, jax.random.key(0)).learner
     moved = setup.networks.value(learner.params, before.obs_stats)(data.obs) - targets.value
@@ -80,6 +81,38 @@ def test_values_are_compared_on_evenly_spaced_steps_of_a_large_batch(
     np.testing.assert_allclose(evidence.diff_network, np.nanmean(moved[::every]), rtol=1e-4)
     others = [np.nanmean(moved[::n]) for n in (1, 2, T) if n != every]
     assert min(abs(other / evidence.diff_network - 1) for other in others) > 1e-3
+
+
+@quick
+def test_both_critics_read_observations_by_the_statistics_before_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shifted(kind: str) -> Networks:
+        def value(params: Any, stats: Any) -> Any:
+            return lambda obs: plain.value(params, stats)(obs - jnp.broadcast_to(stats.mean, obs.shape))
+
+        return (plain := networks(kind))._replace(value=value)
+
+    monkeypatch.setattr(test_round, "networks", shifted)
+    _, learner, evidence, _, _ = learned(normalise_obs=True, learning_rate=0.0)
+    assert np.abs(learner.obs_stats.mean).max() > 0.01
+    assert float(evidence.diff_network) == 0.0  # the statistics changed, the critic did not
+    assert float(evidence.sign_changes) == 0.0
+
+
+@quick
+def test_signs_are_those_of_valid_samples_and_no_sample_is_not_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = learned()[4]
+    whole = learned(learning_rate=0.5)
+    valid = jnp.ones_like(data.terminated)
+    before = init_agent(whole[0], jax.random.key(0)).learner
+    log_prob = whole[0].networks.policy(init_agent(whole[0], jax.random.key(5)).target)(data.obs).log_prob(data.action)
+    for mask in (valid.at[:5, 0].set(False), valid.at[3:, 0].set(False)):
+        setup, learner, evidence, targets, _ = learned(data._replace(valid=mask), learning_rate=0.5)
+        again = setup.algorithm._estimates(hypers_of(setup).algorithm, before, learner.params, data, log_prob)
+        changed = (np.asarray(again.raw_advantage) > 0) != (np.asarray(targets.raw_advantage) > 0)
+        np.testing.assert_allclose(evidence.sign_changes, changed[:, 0][np.asarray(mask)[:, 0]].mean(), rtol=1e-6)
+    assert np.isnan(learned(data._replace(valid=valid.at[:, 0].set(False)))[2].sign_changes)
+    monkeypatch.setattr(ppo, "_COMPARED_VALUES", 1)  # the first step alone
+    assert np.isnan(learned(data._replace(valid=valid.at[0].set(False)))[2].diff_network)
 
 
 @pytest.mark.parametrize(

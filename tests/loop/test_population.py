@@ -188,6 +188,15 @@ SCRIPTS = {
             critics.append(fetch(state.agent.learner.params["critic"]))
         assert_close(*critics, rtol=1e-3, atol=1e-4)
         """,
+    "quantile": """
+        from nextpolicy.core.shards import Shards
+        quantile = jax.pmap(lambda x: Shards("devices", 8).quantile(x, 0.95), axis_name="devices")
+        x = np.random.default_rng(0).uniform(size=(8, 50)).astype(np.float32)
+        expected = np.quantile(x, 0.95, method="inverted_cdf")
+        np.testing.assert_allclose(quantile(x), [expected] * 8, atol=2e-6)
+        x[3, 7] = np.nan
+        assert np.isnan(quantile(x)).all()
+        """,
 }
 
 
@@ -235,6 +244,11 @@ def test_environments_are_shared_out_where_members_are_few(on_eight_devices: dic
 def test_gradients_are_averaged_over_the_devices_of_a_member(on_eight_devices: dict[str, tuple[str, str]]) -> None:
     """With one gradient step per round a split batch is the whole batch; and every device then holds the same agent."""
     _, error = on_eight_devices["gradients"]
+    assert not error, error
+
+
+def test_a_quantile_over_eight_devices_is_that_of_all_samples(on_eight_devices: dict[str, tuple[str, str]]) -> None:
+    _, error = on_eight_devices["quantile"]
     assert not error, error
 
 

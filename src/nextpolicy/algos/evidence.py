@@ -56,7 +56,7 @@ def measure(
     next_ratio = jnp.exp(next_dist.log_prob(rollout.action) - rollout.behaviour_log_prob)
     found = Evidence(
         diff_target=mean(jnp.abs(targets.value_target - targets.value)),
-        diff_network=shards.mean(jnp.abs(moved.value - targets.value[::every]), part),
+        diff_network=_mean_of_some(shards, jnp.abs(moved.value - targets.value[::every]), part),
         scale=mean(jnp.abs(targets.value_target)),
         kl_step=kl_step,
         kl_drift=jnp.zeros_like(kl_step) if target_dist is None else mean(target_dist.kl(behaviour_dist)),
@@ -66,7 +66,7 @@ def measure(
         noise=jnp.sqrt(mean(targets.noise)),
         tv_step=mean(tv_step),
         tv_step_high=shards.quantile(tv_step, 0.95, valid),
-        sign_changes=shards.mean((targets.raw_advantage[:, :few] > 0) != (moved.advantage > 0), first),
+        sign_changes=_mean_of_some(shards, (targets.raw_advantage[:, :few] > 0) != (moved.advantage > 0), first),
         gain=mean(next_ratio * targets.raw_advantage),
     )
     if fitted is None:
@@ -76,6 +76,12 @@ def measure(
         residual_held_out=jnp.sqrt(shards.mean(square, held_out)),
         noise_held_out=jnp.sqrt(shards.mean(targets.noise, held_out)),
     )
+
+
+def _mean_of_some(shards: Shards, x: Array, valid: Array | None) -> Array:
+    """The mean over valid samples; NaN if part of the batch has none, since 0 would mean that nothing moved."""
+    mean = shards.mean(x, valid)
+    return mean if valid is None else jnp.where(shards.total(jnp.sum(valid)) > 0, mean, jnp.nan)
 
 
 def measure_action_values(

@@ -25,7 +25,8 @@ from nextpolicy.types import Array, Distribution, Evidence, Metrics, Params, Pol
 if TYPE_CHECKING:
     import optax
 
-# Samples, at least, on which values and signs of advantages are compared before and after the gradient steps.
+# v_k and v_{k+1} are compared on part of a large batch: values on so many samples or more, signs of advantages on about
+# so many of each shard.
 _COMPARED_VALUES, _COMPARED_SIGNS = 1024, 256
 _MAX_LOG_RATIO = 20.0  # exp(20) = 5e8 exceeds any rho_max used in practice, and its square is finite in float32
 

@@ -53,7 +53,9 @@ class NetConfig(Settings):
         "LayerNorm after each dense layer and after the convolution of small-cnn; not in those of impala and nature.",
     )
     shared_torso: bool = setting(False, "Whether actor and critic share one torso.")
-    log_std_init: float = setting(0.0, "Initial log standard deviation of continuous actions.", low=-20, high=20)
+    log_std_init: float = setting(
+        0.0, "Initial log standard deviation of continuous actions; not SAC's.", low=-20, high=20
+    )
     compute_dtype: Literal["auto", "float32", "bfloat16"] = setting(
         "auto",
         "Dtype of activations; auto is bfloat16 where fused GPU kernels exist, else float32. Parameters are float32.",
