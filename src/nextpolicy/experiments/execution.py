@@ -73,7 +73,7 @@ def _train(task: Task, stop: Callable[[], bool], tell: Tell) -> None:
         done = first + block["accepted"].shape[1]
         standings = progress.standings(block, [member.algo for member in task.config.members()])
         ended = any(math.isfinite(each.mean_return) for each in standings)
-        returns = progress.described(standings, accepted=False) if ended else "no episode has ended yet"
+        returns = progress.described(standings, accepted=False) if ended else "no episode ended in these rounds"
         tell(task, f"round {done}/{task.config.num_rounds}, {returns}")
 
     try:
