@@ -10,8 +10,8 @@ variants match, their mean is taken for each seed first, since members with the 
 With several environments, two lines follow, with bootstrap intervals over seeds (Agarwal et al., 2021): the
 interquartile mean over all runs, each in % of the second group's mean on its environment, less that of the second
 group; and the probability that a run of the first group is above one of the second, averaged over environments, where a
-tie counts half. `--column area` compares mean returns over training instead of scores. In simulations of 8 seeds on 8
-environments, these 95 % intervals missed the truth in 5 to 7 % of 300 cases, and in 11 % if a third of the runs failed.
+tie counts half. `--column area` compares mean returns over training instead of scores. Intervals from few
+seeds are approximate, and too narrow if some runs fail altogether.
 """
 
 from __future__ import annotations
