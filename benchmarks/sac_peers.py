@@ -1,12 +1,13 @@
 """Our SAC beside Brax's: environment steps per second and returns, at equal settings, in turns on one machine.
 
     python benchmarks/sac_peers.py run hopper --seeds 8 --steps 2e6 --out results/sac/hopper.json
-    python benchmarks/sac_peers.py table results/sac/*.json
+    python benchmarks/sac_peers.py run hopper --steps 51200 --set num_envs=32 hidden=64,64 --out results/sac/hopper.json
+    python benchmarks/sac_peers.py table results/sac/brax-*.json
 
-Both have the settings of our preset: environments, update-to-data ratio, minibatch, discount, learning rate, reward
-scale, layers, replay. What differs: Brax resets to cached start states, draws other initial weights, and follows its
-actor in the bootstrap at every gradient step. Rates are of training alone, after compilation: ours the median over
-blocks, Brax's as it reports them. `run` writes after each turn and goes on where it stopped.
+Both have the settings of our preset or of `--set`: environments, update-to-data ratio, minibatch, discount, learning
+rate, reward scale, layers, replay. What differs: Brax resets to cached start states, draws other initial weights, and
+follows its actor in the bootstrap at every gradient step. Rates are of training alone, after compilation: ours the
+median over blocks, Brax's as it reports them. `run` writes after each turn and goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -19,25 +20,27 @@ from typing import Any
 
 import jax
 import numpy as np
+from scipy.stats import ttest_ind
 
 import nextpolicy
 from nextpolicy.bench.brax_peer import OldJax
-from nextpolicy.config import TrainConfig, presets
+from nextpolicy.bench.work import parse_works
+from nextpolicy.config import ConfigError, TrainConfig, presets
 from nextpolicy.envs.brax import make
 
 EPISODES = 128
 
 
-def ours(env: str, seeds: list[int], steps: int) -> dict[str, Any]:
+def ours(env: str, seeds: list[int], fields: dict[str, Any]) -> dict[str, Any]:
     """One population with these seeds."""
     with tempfile.TemporaryDirectory() as folder:
-        run = nextpolicy.train(f"brax/{env}", algo="sac", seeds=seeds, total_env_steps=steps, out=folder, quiet=True)
+        run = nextpolicy.train(f"brax/{env}", algo="sac", seeds=seeds, out=folder, quiet=True, **fields)
         rates = run.metrics.groupby("round")["steps_per_second"].first().to_numpy()
         score = run.evaluate(EPISODES, policy="behaviour", num_envs=EPISODES)["mean"].tolist()
     return {"who": "ours", "seeds": seeds, "steps_per_second": float(np.median(rates)), "score": score}
 
 
-def theirs(env: str, seed: int, config: TrainConfig, steps: int) -> dict[str, Any]:
+def theirs(env: str, seed: int, config: TrainConfig) -> dict[str, Any]:
     """Brax's training of one seed."""
     made = make(env)  # the same physics as ours
     from brax.training.agents.sac import networks, train
@@ -47,7 +50,7 @@ def theirs(env: str, seed: int, config: TrainConfig, steps: int) -> dict[str, An
     settings, seen = config.algorithm, []
     train.train(
         environment=made.env,
-        num_timesteps=steps,
+        num_timesteps=config.run.total_env_steps,
         max_devices_per_host=1,
         episode_length=made.spec.time_limit,
         num_envs=config.environment.num_envs,
@@ -62,7 +65,7 @@ def theirs(env: str, seed: int, config: TrainConfig, steps: int) -> dict[str, An
         tau=settings.tau,
         min_replay_size=config.environment.num_envs * config.environment.warmup_steps,
         max_replay_size=settings.replay_size,
-        grad_updates_per_step=settings.updates(config.batch_size),
+        grad_updates_per_step=settings.updates(config.environment.num_envs),
         network_factory=lambda *a, **k: networks.make_sac_networks(*a, hidden_layer_sizes=config.net.hidden, **k),
         progress_fn=lambda _, metrics: seen.append({name: float(x) for name, x in metrics.items()}),
     )
@@ -71,10 +74,13 @@ def theirs(env: str, seed: int, config: TrainConfig, steps: int) -> dict[str, An
     return {"who": "brax", "seeds": [seed], "steps_per_second": float(np.median(rates)), "score": score}
 
 
-def run(env: str, seeds: int, steps: int, out: Path) -> None:
+def run(env: str, seeds: int, fields: dict[str, Any], out: Path) -> None:
     """Brax's seeds one by one, ours in turns with them, and all of ours as one population."""
-    found: dict[str, Any] = json.loads(out.read_text()) if out.is_file() else {"env": env, "steps": steps, "turns": []}
-    config = presets.build(f"brax/{env}", algo="sac")
+    config = presets.build(f"brax/{env}", algo="sac", **fields)
+    work = {"env": env, "steps": config.run.total_env_steps, "fields": fields}
+    found: dict[str, Any] = json.loads(out.read_text()) if out.is_file() else {**work, "turns": []}
+    if any(found.get(name) != value for name, value in work.items()):
+        raise ConfigError(f"out: expected a new file or one with the same work, got {out}; name another one")
     found["device"] = jax.devices()[0].device_kind
     found["updates_per_step"] = config.algorithm.updates_per_step
     done = [(turn["who"], len(turn["seeds"]), turn["seeds"][0]) for turn in found["turns"]]
@@ -83,7 +89,7 @@ def run(env: str, seeds: int, steps: int, out: Path) -> None:
     for who, count, seed in turns:
         if (who, count, seed) in done:
             continue
-        one = ours(env, list(range(seed, seed + count)), steps) if who == "ours" else theirs(env, seed, config, steps)
+        one = ours(env, list(range(seed, seed + count)), fields) if who == "ours" else theirs(env, seed, config)
         found["turns"].append(one)
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(found, indent=1))
@@ -92,8 +98,9 @@ def run(env: str, seeds: int, steps: int, out: Path) -> None:
 
 
 def table(files: list[Path]) -> str:
-    """Rates and scores as Markdown; +- is the standard deviation over seeds."""
-    heads = ["", "steps/s, one seed: ours", "Brax", "ratio", "ours, all seeds at once", "score: ours", "Brax"]
+    """Rates and scores as Markdown; +- is the standard deviation over seeds, the interval Welch's at 95 %."""
+    heads = ["", "steps/s, one seed: ours", "Brax", "ratio", "ours, all seeds at once"]
+    heads += ["score: ours", "Brax", "difference"]
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for found in (json.loads(file.read_text()) for file in files):
         kinds: dict[tuple[str, bool], list[dict[str, Any]]] = {}
@@ -101,7 +108,8 @@ def table(files: list[Path]) -> str:
             kinds.setdefault((turn["who"], len(turn["seeds"]) > 1), []).append(turn)
         alone, peer, many = (_rate(kinds.get(kind, [])) for kind in (("ours", False), ("brax", False), ("ours", True)))
         cells = [found["env"], f"{alone:.0f}", f"{peer:.0f}", f"{alone / peer:.2f}", f"{many:.0f}"]
-        cells += [_score(kinds.get(kind, [])) for kind in (("ours", True), ("brax", False))]
+        mine, other = (_scores(kinds.get(kind, [])) for kind in (("ours", True), ("brax", False)))
+        cells += [_score(mine), _score(other), _difference(mine, other)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -110,9 +118,20 @@ def _rate(turns: list[dict[str, Any]]) -> float:
     return float(np.median([turn["steps_per_second"] for turn in turns])) if turns else np.nan
 
 
-def _score(turns: list[dict[str, Any]]) -> str:
-    scores = [score for turn in turns for score in turn["score"]]
+def _scores(turns: list[dict[str, Any]]) -> list[float]:
+    return [score for turn in turns for score in turn["score"]]
+
+
+def _score(scores: list[float]) -> str:
     return f"{np.mean(scores):.0f} +- {np.std(scores, ddof=1):.0f} ({len(scores)})" if len(scores) > 1 else "-"
+
+
+def _difference(mine: list[float], other: list[float]) -> str:
+    if min(len(mine), len(other)) < 2:
+        return "-"
+    found = ttest_ind(mine, other, equal_var=False)
+    low, high = found.confidence_interval(0.95)
+    return f"{np.mean(mine) - np.mean(other):.0f} [{low:.0f}, {high:.0f}], p {found.pvalue:.2g}"
 
 
 def main() -> None:
@@ -123,12 +142,18 @@ def main() -> None:
     runner.add_argument("--seeds", type=int, default=8)
     runner.add_argument("--steps", type=float, default=2e6)
     runner.add_argument("--out", type=Path, required=True)
+    runner.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="fields of both")
     parts.add_parser("table").add_argument("files", type=Path, nargs="+")
     options = parser.parse_args()
     if options.part == "table":
         print(table(options.files))
-    else:
-        run(options.env, options.seeds, int(options.steps), options.out)
+        return
+    try:
+        pairs = [*options.set, f"total_env_steps={options.steps:.0f}"]
+        (work,) = parse_works([f"brax/{options.env}"], "1", "", pairs)
+        run(options.env, options.seeds, work.fields, options.out)
+    except ConfigError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":
