@@ -27,6 +27,7 @@ from nextpolicy.bench.brax_peer import OldJax
 from nextpolicy.bench.work import parse_works
 from nextpolicy.config import ConfigError, TrainConfig, presets
 from nextpolicy.envs.brax import make
+from nextpolicy.run.job import make_job
 
 EPISODES = 128
 
@@ -74,9 +75,9 @@ def theirs(env: str, seed: int, config: TrainConfig) -> dict[str, Any]:
     return {"who": "brax", "seeds": [seed], "steps_per_second": float(np.median(rates)), "score": score}
 
 
-def run(env: str, seeds: int, fields: dict[str, Any], out: Path) -> None:
+def run(config: TrainConfig, fields: dict[str, Any], seeds: int, out: Path) -> None:
     """Brax's seeds one by one, ours in turns with them, and all of ours as one population."""
-    config = presets.build(f"brax/{env}", algo="sac", **fields)
+    env = config.environment.env.removeprefix("brax/")
     work = {"env": env, "steps": config.run.total_env_steps, "fields": fields}
     found: dict[str, Any] = json.loads(out.read_text()) if out.is_file() else {**work, "turns": []}
     if any(found.get(name) != value for name, value in work.items()):
@@ -142,7 +143,7 @@ def main() -> None:
     runner.add_argument("--seeds", type=int, default=8)
     runner.add_argument("--steps", type=float, default=2e6)
     runner.add_argument("--out", type=Path, required=True)
-    runner.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="fields of both")
+    runner.add_argument("--set", nargs="*", default=[], action="extend", metavar="NAME=VALUE", help="fields of both")
     parts.add_parser("table").add_argument("files", type=Path, nargs="+")
     options = parser.parse_args()
     if options.part == "table":
@@ -151,7 +152,12 @@ def main() -> None:
     try:
         pairs = [*options.set, f"total_env_steps={options.steps:.0f}"]
         (work,) = parse_works([f"brax/{options.env}"], "1", "", pairs)
-        run(options.env, options.seeds, work.fields, options.out)
+        config = presets.build(work.env, algo="sac", **work.fields)
+        make_job(config)  # raises if it cannot be trained
+    except ValueError as error:
+        parser.error(str(error))
+    try:
+        run(config, work.fields, options.seeds, options.out)
     except ConfigError as error:
         parser.error(str(error))
 

@@ -78,7 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--env", default="gymnax/CartPole-v1")
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="fields of both revisions")
+    parser.add_argument("--set", nargs="*", default=[], action="extend", metavar="NAME=VALUE", help="fields of both")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--turns", type=int, default=60)
     parser.add_argument("--members", type=int, default=1)

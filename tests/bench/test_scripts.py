@@ -270,3 +270,47 @@ def test_differences_need_their_columns_and_a_shared_environment(
         other.write_text(text)
         said = complaint(monkeypatch, capsys, "differences.py", str(members), "ppo", "ppo", "--other", str(other))
         assert message in said
+
+
+PEERS = [("ours", [0, 1, 2], 30.0, [1.0, 2.0, 6.0])]
+PEERS += [("ours", [seed], rate, [9.0]) for seed, rate in enumerate([10.0, 12.0, 20.0])]
+PEERS += [("brax", [seed], rate, [score]) for seed, (rate, score) in enumerate([(6.0, 4.0), (8.0, 5.0), (9.0, 9.0)])]
+
+
+def test_sac_beside_brax_compares_medians_of_rates_and_means_of_seeds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    turns = [dict(zip(("who", "seeds", "steps_per_second", "score"), turn)) for turn in PEERS]
+    (tmp_path / "one.json").write_text(json.dumps({"env": "hopper", "turns": turns}))
+    run(monkeypatch, "sac_peers.py", "table", str(tmp_path / "one.json"))
+    *_, row = capsys.readouterr().out.splitlines()
+    welch = stats.ttest_ind([1.0, 2.0, 6.0], [4.0, 5.0, 9.0], equal_var=False)
+    low, high = welch.confidence_interval(0.95)
+    expected = ["hopper", "12", "8", "1.50", "30", "3 +- 3 (3)", "6 +- 3 (3)"]
+    assert [cell.strip() for cell in row.strip("|").split("|")] == [
+        *expected,
+        f"-3 [{low:.0f}, {high:.0f}], p {welch.pvalue:.2g}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["hoper"], "environment: expected a known id, got 'brax/hoper'; nearest: brax/hopper"),
+        (["hopper", "--set", "hiden=3"], "set: expected NAME=VALUE with a field of the configuration, got 'hiden=3'"),
+        (["hopper", "--set", "num_envs=0"], "num_envs: expected"),
+        (["hopper", "--steps", "999"], "out: expected a new file or one with the same work, got"),
+    ],
+)
+def test_sac_beside_brax_says_what_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+) -> None:
+    out = tmp_path / "out.json"
+    out.write_text(json.dumps({"env": "hopper", "steps": 100, "turns": []}))
+    refusal = complaint(monkeypatch, capsys, "sac_peers.py", "run", *arguments, "--out", str(out))
+    assert refusal.startswith(f"sac_peers.py: error: {message}")
+    assert json.loads(out.read_text())["turns"] == []

@@ -70,3 +70,24 @@ def test_values_of_discrete_actions_and_their_policy(layer_norm: bool) -> None:
     np.testing.assert_array_equal(networks.value(params, STATS)(jnp.asarray(OBS)), values.max(-1))
     dist = networks.policy(PolicySnapshot({**params, "epsilon": jnp.float32(1.0)}, STATS))(jnp.asarray(OBS))
     np.testing.assert_array_equal(dist.mode(), values.argmax(-1))
+
+
+def test_on_a_gpu_both_critics_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the same values and gradients, and half as many products of matrices."""
+    rng, (wide, _) = np.random.default_rng(2), _wide_and_unit()
+    obs, action = jnp.asarray(rng.normal(size=(6, 3))), jnp.asarray(rng.uniform(0, 1, size=(6, 2)))
+    critics = wide.init(jax.random.key(0))["critic"]
+    assert wide.action_value is not None
+
+    def values_and_gradient() -> tuple[jax.Array, object, int]:
+        of = lambda critics: wide.action_value(critics, None)(obs, action)  # type: ignore[misc]  # noqa: E731
+        values, pull_back = jax.vjp(of, critics)
+        products = str(jax.make_jaxpr(of)(critics)).count("dot_general")
+        return values, pull_back(values + jnp.arange(1, 3, dtype=values.dtype)[:, None]), products
+
+    values, gradient, products = values_and_gradient()
+    monkeypatch.setattr(soft, "on_gpu", lambda: True)
+    at_once, its_gradient, fewer = values_and_gradient()
+    assert (products, fewer) == (6, 3)
+    np.testing.assert_allclose(at_once, values, rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), its_gradient, gradient)

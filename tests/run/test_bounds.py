@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.run.helpers import assert_same_run
 
 import nextpolicy
 from nextpolicy import runfiles
@@ -21,7 +22,7 @@ from nextpolicy.experiments.suite import SuiteError
 from nextpolicy.experiments.task import Task, state_of
 from nextpolicy.loop import population
 from nextpolicy.report import runs as report
-from nextpolicy.run import api, metrics
+from nextpolicy.run import api, metrics, training
 from nextpolicy.run import job as jobs
 from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.run import Run
@@ -146,6 +147,21 @@ def test_a_block_longer_than_there_is_room_for_is_several(tmp_path: Path, monkey
     run = nextpolicy.train("probe/action", out=tmp_path / "run", quiet=True, block_rounds=10**9, **{**SMALL, **SIMPLE})
     assert [(first, last) for first, last, _ in metrics.parts(run.path / "metrics")] == [(0, 3), (4, 5)]
     assert run.metrics["round"].tolist() == list(range(6))
+
+
+@pytest.mark.allow_rank_promotion
+@pytest.mark.allow_key_reuse
+def test_slow_checkpoints_are_written_less_often_than_the_program_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay buffer can take seconds to save: longer than the rounds there is room for."""
+    monkeypatch.setattr(jobs, "MAX_ROUNDS", 3)
+    monkeypatch.setattr(training, "SAVING_SHARE", 1e-9)
+    fields = {**SMALL, **SIMPLE, "block_rounds": 0, "total_env_steps": 64 * 12}
+    run = nextpolicy.train("probe/action", out=tmp_path / "rare", quiet=True, **fields)
+    assert [(first, last) for first, last, _ in metrics.parts(run.path / "metrics")] == [(0, 0), (1, 1), (2, 11)]
+    often = nextpolicy.train("probe/action", out=tmp_path / "often", quiet=True, **{**fields, "block_rounds": 3})
+    assert_same_run(run, often)
 
 
 # Files

@@ -86,6 +86,7 @@ def parser() -> Parser:
     add("--until-return", type=float, metavar="R", help="Also measure the time until the mean return reaches R.")
     text = "Compile all works in N threads before measuring; with 1, compile each just before it is measured."
     add("--compile-threads", type=int, default=1, metavar="N", help=text)
-    add("--set", nargs="+", default=[], metavar="NAME=VALUE", help="Fields of the configuration for every work.")
+    text = "Fields of the configuration for every work."
+    add("--set", nargs="+", default=[], action="extend", metavar="NAME=VALUE", help=text)
     add("--out", help="New JSON file for all results.")
     return made

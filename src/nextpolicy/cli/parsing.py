@@ -90,6 +90,7 @@ class Parser(argparse.ArgumentParser):
                 f"--{name.replace('_', '-')}",
                 dest=name,
                 nargs="+" if name in several else None,
+                action="extend" if name in several else "store",
                 metavar="NAME=VALUE" if name in several else "VALUE",
                 default=argparse.SUPPRESS,
                 help=f"{info.help} Takes {describe(info)}.{f' Default {default}.' * bool(default)}".replace("%", "%%"),

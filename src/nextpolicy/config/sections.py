@@ -88,8 +88,8 @@ class RunConfig(Settings):
     devices: int = setting(0, "Number of local devices to use; 0 for all.", low=0, high=1_000_000)
     block_rounds: int = setting(
         0,
-        "Rounds per compiled call, at most 512; metrics and checkpoints are written after each. 0 selects a number "
-        "that takes a few seconds.",
+        "Rounds between checkpoints, at most 512; metrics are written with them. 0 selects a number that takes a few "
+        "seconds, or ten times as long as a checkpoint.",
         low=0,
         high=INT32_MAX,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -43,11 +44,18 @@ class Block(NamedTuple):
 
 
 def run_block(program: Program, state: MemberState, first: int, rounds: int) -> tuple[MemberState, Block]:
-    """Run `rounds` rounds, starting at round `first`."""
-    started = time.perf_counter()
-    state, *outputs = program.block(state, rounds)
-    values, observed = jax.tree.map(lambda x: x[:, :rounds], fetch(tuple(outputs)))
+    """Run `rounds` rounds, starting at round `first`, in as many calls as the capacity of the program needs."""
+    started, calls = time.perf_counter(), []
+    for done in range(0, rounds, program.capacity):
+        some = min(program.capacity, rounds - done)
+        state, *outputs = program.block(state, some)
+        calls.append(jax.tree.map(partial(_first_rounds, some), fetch(tuple(outputs))))
+    values, observed = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *calls)
     return state, Block(first, rounds, values, observed, time.perf_counter() - started)
+
+
+def _first_rounds(rounds: int, output: np.ndarray) -> np.ndarray:
+    return output[:, :rounds]
 
 
 def finite_members(state: MemberState) -> np.ndarray:

@@ -152,10 +152,10 @@ def _blocks(
     """Yield each block after its metrics and its checkpoint are on disk."""
     config = job.config
     settings = folder.raw_config() if jax.process_index() == 0 else {}
-    length = config.run.block_rounds or 1
+    length = min(config.run.block_rounds, program.capacity) or 1
     warm = False
     while done < config.num_rounds:
-        most = min(length, program.capacity, config.num_rounds - done)
+        most = min(length, config.num_rounds - done)
         state, block = run_block(program, state, done, most if longest is None else min(most, longest(done)))
         check_finite(job, state, block, _saved(folder))
         started = time.perf_counter()
