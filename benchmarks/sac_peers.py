@@ -5,8 +5,9 @@
     python benchmarks/sac_peers.py table results/sac/brax-*.json
 
 Both have the settings of our preset or of `--set`: environments, update-to-data ratio, minibatch, discount, learning
-rate, reward scale, layers, replay. What differs: Brax resets to cached start states, draws other initial weights, and
-follows its actor in the bootstrap at every gradient step. Rates are of training alone, after compilation: ours the
+rate, reward scale, layers, replay; and Brax's target entropy. What differs: Brax resets to cached start states, draws
+other initial weights, computes the actor's gradient with the critics of before the step, steps its temperature with a
+rate of 3e-4, and follows its actor in the bootstrap at every gradient step. Rates are of training alone, after compilation: ours the
 median over blocks, Brax's as it reports them. `run` writes after each turn and goes on where it stopped.
 """
 
@@ -30,6 +31,7 @@ from nextpolicy.envs.brax import make
 from nextpolicy.run.job import make_job
 
 EPISODES = 128
+ENTROPY = -0.5  # Brax's, in agents/sac/losses.py
 
 
 def ours(env: str, seeds: list[int], fields: dict[str, Any]) -> dict[str, Any]:
@@ -150,7 +152,7 @@ def main() -> None:
         print(table(options.files))
         return
     try:
-        pairs = [*options.set, f"total_env_steps={options.steps:.0f}"]
+        pairs = [f"entropy_per_action={ENTROPY}", *options.set, f"total_env_steps={options.steps:.0f}"]
         (work,) = parse_works([f"brax/{options.env}"], "1", "", pairs)
         config = presets.build(work.env, algo="sac", **work.fields)
         make_job(config)  # raises if it cannot be trained

@@ -14,9 +14,10 @@ import pytest
 
 import nextpolicy
 from nextpolicy.algos.base import Parts
-from nextpolicy.algos.sac import SAC, Trained, Transition
+from nextpolicy.algos.sac import SAC, Forms, Trained, Transition
 from nextpolicy.algos.sac_settings import SACSettings
 from nextpolicy.config import presets
+from nextpolicy.core import one_vector
 from nextpolicy.core.shards import Shards
 from nextpolicy.export import numpy_policy
 from nextpolicy.loop import population
@@ -129,13 +130,18 @@ def _numpy_step(trained: Trained, pi: PolicySnapshot, batch: Transition, draws: 
     }
 
 
+@pytest.mark.parametrize("packs", [False, True], ids=["trees", "vectors"])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_gradient_step_is_that_of_numpy(x64: None, seed: int) -> None:
+def test_a_gradient_step_is_that_of_numpy(x64: None, seed: int, packs: bool) -> None:
     trained, pi, batch = _case(seed)
+    forms = Forms(*(one_vector.like(trained.params[name]) for name in ("actor", "critic"))) if packs else Forms()
+    held = forms.pack(trained)
+    assert len(jax.tree.leaves(held)) < len(jax.tree.leaves(trained)) if packs else held == trained
     draws = np.random.default_rng(seed + 100).normal(size=(2, BATCH, ACTIONS))
     algorithm, noise = _algorithm(), jnp.asarray(draws)
     successor = algorithm.successors(pi, batch.next_obs, noise[0])
-    after, terms = algorithm.gradient_step(SETTINGS, trained, None, batch, successor, noise[1])
+    after, terms = algorithm.gradient_step(SETTINGS, held, None, batch, successor, noise[1], forms)
+    after = forms.unpack(after)
     expected = _numpy_step(trained, pi, batch, draws)
     for ours, theirs in (
         (after.params["critic"], expected["critic"]),

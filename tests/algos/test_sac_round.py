@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from nextpolicy.algos import sac
 from nextpolicy.algos.base import Parts
-from nextpolicy.algos.sac import SAC, Learner, Successor, Trained, Transition
+from nextpolicy.algos.sac import SAC, Learner, Successor, Transition
 from nextpolicy.algos.sac_settings import SACSettings
-from nextpolicy.core import running_stats
+from nextpolicy.core import one_vector, running_stats
 from nextpolicy.core.shards import Shards
 from nextpolicy.loop import replay as loop_replay
 from nextpolicy.loop.state import Agent
@@ -160,13 +162,35 @@ def test_the_first_learner() -> None:
     assert int(learner.replay.size) == 0
 
 
+def test_a_round_on_a_gpu_is_that_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, the compiled loop has several gradient steps, and actor and critics are vectors."""
+    settings = SACSettings(minibatch_size=7, updates_per_step=6 / ROWS, learning_rate=0.1)
+    monkeypatch.setattr(one_vector, "_FEW", 0)  # as with more parameters
+    found, loops = [], []
+    for on_gpu in (False, True):
+        rng = np.random.default_rng(0)
+        monkeypatch.setattr(sac, "_on_gpu", lambda on_gpu=on_gpu: on_gpu)
+        algorithm = _algorithm(settings)
+        rollout = _rollout(rng)
+        learner = algorithm.remember(_learner(algorithm, rng), rollout)
+        arguments = (learner, _snapshot(rng), rollout, jax.random.key(1), jnp.asarray(0.0))
+        found.append(algorithm.learn(settings, *arguments))
+        loops.append(str(jax.make_jaxpr(lambda *a, it=algorithm: it.learn(settings, *a))(*arguments)))
+    on_cpu, on_gpu = found
+    assert "unroll=1" in loops[0]
+    assert "unroll=4" in loops[1]
+    assert jax.tree.structure(on_cpu) == jax.tree.structure(on_gpu)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), on_cpu, on_gpu)
+    assert not np.allclose(on_gpu[0].params["actor"]["mean"], learner.params["actor"]["mean"])
+
+
 class _Correlated(SAC):
     """Reports the mean product of the noise of the bootstrap's actions with the noise of the actor's."""
 
     def gradient_step(
-        self, settings: Any, trained: Trained, stats: Any, batch: Transition, successor: Successor, noise: Any
+        self, settings: Any, trained: Any, stats: Any, batch: Transition, successor: Successor, noise: Any, forms: Any
     ) -> Any:
-        dist = self._policy(PolicySnapshot(trained.params["actor"], stats), batch.next_obs)
+        dist = self._policy(PolicySnapshot(forms.unpack(trained).params["actor"], stats), batch.next_obs)
         u = jnp.arctanh((successor.action - jnp.asarray([[0.0, 0.5]])) / jnp.asarray([[2.0, 0.5]]))
         zero, own = jnp.zeros(()), (u - dist.mean) * jnp.exp(-dist.log_std)
         found = {"q": jnp.mean(own * noise), "entropy": jnp.mean(own**2)}

@@ -389,8 +389,8 @@ def test_the_name_of_the_mode_does_not_change_the_program(monkeypatch: pytest.Mo
     class Seen(BaseException):
         pass
 
-    def text_of(mode: str) -> str:
-        config = presets.build("probe/action", seeds=2, population=mode, **SMALL)
+    def text_of(mode: str, seeds: int = 2) -> str:
+        config = presets.build("probe/action", seeds=seeds, population=mode, **SMALL)
         job = jobs.make_job(config)
 
         class Keeper:
@@ -411,3 +411,4 @@ def test_the_name_of_the_mode_does_not_change_the_program(monkeypatch: pytest.Mo
         patch.setattr(population, "population_mode", lambda mode: mode)
         assert text_of("vmap") == forced
     assert alone != forced
+    assert text_of("force-vmap", seeds=1) == text_of("map", seeds=1)  # there is nothing to map over

@@ -12,6 +12,7 @@ with one gradient step per round, and with more, the bootstrap's policy lags beh
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
@@ -22,7 +23,7 @@ from nextpolicy.algos.base import Pace, Parts
 from nextpolicy.algos.evidence import measure_action_values
 from nextpolicy.algos.rounds import all_finite, observed
 from nextpolicy.algos.sac_settings import SACSettings
-from nextpolicy.core import minibatch, replay, running_stats
+from nextpolicy.core import minibatch, one_vector, replay, running_stats
 from nextpolicy.settings import Settings
 from nextpolicy.types import (
     Array,
@@ -31,6 +32,7 @@ from nextpolicy.types import (
     Metrics,
     Params,
     PolicySnapshot,
+    PyTree,
     Rollout,
     RunningStats,
     SampledDistribution,
@@ -39,6 +41,7 @@ from nextpolicy.types import (
 if TYPE_CHECKING:
     import optax
 
+_STEPS_ON_GPU = 4  # gradient steps per iteration of the compiled loop; more compile longer
 _TERMS = ("value_loss", "policy_loss", "entropy", "q")  # metrics of a gradient step
 
 
@@ -67,6 +70,33 @@ class Trained(NamedTuple):
     critic_average: Params  # Qbar
     log_temperature: Array  # log alpha
     opt_state: dict[str, optax.OptState]  # of "actor", "critic", "temperature"
+
+
+class Forms(NamedTuple):
+    """How gradient steps hold the parameters of the actor and of the critics: as trees, or each as one vector."""
+
+    actor: one_vector.Form = one_vector.identity()
+    critic: one_vector.Form = one_vector.identity()
+
+    def pack(self, trained: Trained) -> Trained:
+        return _mapped(self.actor.pack, self.critic.pack, trained)
+
+    def unpack(self, trained: Trained) -> Trained:
+        return _mapped(self.actor.unpack, self.critic.unpack, trained)
+
+
+def _mapped(actor: Callable[[PyTree], PyTree], critic: Callable[[PyTree], PyTree], trained: Trained) -> Trained:
+    params, states = trained.params, trained.opt_state
+    return Trained(
+        {"actor": actor(params["actor"]), "critic": critic(params["critic"])},
+        critic(trained.critic_average),
+        trained.log_temperature,
+        {**states, "actor": actor(states["actor"]), "critic": critic(states["critic"])},
+    )
+
+
+def _on_gpu() -> bool:
+    return jax.default_backend() == "gpu"
 
 
 class Learner(NamedTuple):
@@ -126,12 +156,15 @@ class SAC:
         batches = replay.take(learner.replay, replay.indices(learner.replay, key_index, lead))
         noise = jax.random.normal(key_steps, (2, *lead, self.parts.action_size))
         successors = self.successors(pi, batches.next_obs, noise[0])
+        forms = self._forms(learner.params)
 
         def one_step(trained: Trained, inputs: tuple[Transition, Successor, Array]) -> tuple[Trained, Array]:
-            trained, terms = self.gradient_step(settings, trained, learner.obs_stats, *inputs)
+            trained, terms = self.gradient_step(settings, trained, learner.obs_stats, *inputs, forms)
             return trained, jnp.stack([terms[name] for name in _TERMS])
 
-        trained, terms = jax.lax.scan(one_step, learner.trained, (batches, successors, noise[1]))
+        inputs, unroll = (batches, successors, noise[1]), _STEPS_ON_GPU if _on_gpu() else 1
+        trained, terms = jax.lax.scan(one_step, forms.pack(learner.trained), inputs, unroll=unroll)
+        trained = forms.unpack(trained)
         # Statistics are updated only here: beta_{k+1} has the new parameters and the new statistics.
         learned = self.update_statistics(learner._replace(trained=trained), rollout)
         evidence = self._evidence(settings, learner, learned, pi, rollout, key_evidence)
@@ -146,10 +179,12 @@ class SAC:
         batch: Transition,
         successor: Successor,
         noise: Array,
+        forms: Forms = Forms(),  # noqa: B008
     ) -> tuple[Trained, Metrics]:
         """One step of Adam on the critics, then the actor against the new critics, then alpha, then Qbar.
 
         `successor` is what pi does in `batch.next_obs`; `noise` [B, A], standard normal, is for the actor's actions.
+        `trained` is as `forms.pack` returns it.
 
         critics  1/2 sum_i mean (Q_i(s, a) - y)^2
         actor    mean alpha log beta(a | s) - min_i Q_i(s, a),   a ~ beta(. | s)
@@ -157,11 +192,11 @@ class SAC:
         """
         mean = partial(self.shards.share_of_mean, valid=batch.valid)
         alpha = jnp.exp(trained.log_temperature)
-        y = self.bootstrap(settings, trained, obs_stats, batch, successor)
+        y = self.bootstrap(settings, forms.unpack(trained), obs_stats, batch, successor)
         critic, actor = trained.params["critic"], trained.params["actor"]
 
         def critic_loss(critic: Params) -> tuple[Array, Array]:
-            q = self._q(critic, obs_stats, batch.obs, batch.action)
+            q = self._q(forms.critic.unpack(critic), obs_stats, batch.obs, batch.action)
             return 0.5 * (mean(jnp.square(q[0] - y)) + mean(jnp.square(q[1] - y))), mean(q[0])
 
         (value_loss, q), gradient = jax.value_and_grad(critic_loss, has_aux=True)(critic)
@@ -170,9 +205,9 @@ class SAC:
         target_entropy = settings.entropy_per_action * batch.action.shape[-1]
 
         def actor_loss(actor: Params) -> tuple[Array, tuple[Array, Array]]:
-            dist = self._policy(PolicySnapshot(actor, obs_stats), batch.obs)
+            dist = self._policy(PolicySnapshot(forms.actor.unpack(actor), obs_stats), batch.obs)
             action, log_prob = dist.perturbed_with_unit_log_prob(noise)
-            q = jnp.min(self._q(critic, obs_stats, batch.obs, action), axis=0)
+            q = jnp.min(self._q(forms.critic.unpack(critic), obs_stats, batch.obs, action), axis=0)
             return mean(alpha * log_prob - q), (mean(-log_prob), mean(log_prob + target_entropy))
 
         (policy_loss, (entropy, missing_entropy)), gradient = jax.value_and_grad(actor_loss, has_aux=True)(actor)
@@ -279,6 +314,11 @@ class SAC:
         rows = self.parts.batch_size
         obs, flag = jnp.zeros((rows, *self.parts.obs_shape), self.parts.obs_dtype), jnp.zeros(rows, jnp.bool_)
         return Transition(obs, obs, jnp.zeros((rows, self.parts.action_size)), jnp.zeros(rows), flag, flag)
+
+    def _forms(self, params: Params) -> Forms:
+        """One vector for the actor and one for the critics, where starting operations takes longer than copying."""
+        packs = _on_gpu() or one_vector.pays_on_cpu(params)
+        return Forms(*(one_vector.like(params[name]) for name in Forms._fields)) if packs else Forms()
 
     def _optimiser(self) -> optax.GradientTransformation:
         """Adam without learning rate, which is traced and applied in `_step`."""

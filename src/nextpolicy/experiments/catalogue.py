@@ -79,13 +79,13 @@ SUITES: dict[str, Suite] = {
         ),
         Suite(
             "brax-sac",
-            "SAC and SV-SAC on four tasks, 1M steps, 8 seeds",
+            "SAC and SV-SAC on four tasks, 400k steps, 8 seeds",
             tuple(f"brax/{name}" for name in ("reacher", "ant", "hopper", "halfcheetah")),
             preset="corrected",
             algo=("sac", "sv-sac-static", "sv-sac"),
             seeds=8,
             # A decay would make sv-sac plain SAC after the first 5 %; a round has 64 gradient steps.
-            fields={"total_env_steps": 1_000_000, "decay_fraction": 0.0, "k_max": 32},
+            fields={"total_env_steps": 400_000, "replay_size": 400_000, "decay_fraction": 0.0, "k_max": 32},
         ),
         Suite(
             "minatar-pqn",

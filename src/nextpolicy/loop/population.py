@@ -258,10 +258,13 @@ def _functions(
     setup: Setup, env: DeviceEnv, capacity: int, observer: Observer | None
 ) -> tuple[Callable[[Array], MemberState], Callable[..., Any]]:
     """The two functions of a population, before sharding and compilation."""
-    mode = population_mode(setup.config.run.population)
+
+    def mode(members: int) -> str:
+        # An axis of a single member makes XLA copy and transpose weights in every gradient step.
+        return "map" if members == 1 else population_mode(setup.config.run.population)
 
     def init(seeds: Array) -> MemberState:
-        return over_members(mode, partial(member_init, setup, env), seeds)
+        return over_members(mode(len(seeds)), partial(member_init, setup, env), seeds)
 
     def block(hypers: Hypers, state: MemberState, rounds: Array, warming: Array) -> Any:
         flag = warming if setup.config.warm_up_rounds else None
@@ -270,7 +273,8 @@ def _functions(
             state, metrics = member_round(setup, env, hypers, state, flag)
             return state, (metrics, None if observer is None else observer(setup, state))
 
-        state, (metrics, observed) = population_block(mode, one, capacity, rounds, hypers, state)
+        how = mode(len(hypers.period))
+        state, (metrics, observed) = population_block(how, one, capacity, rounds, hypers, state)
         return state, metrics, observed
 
     return init, block

@@ -207,6 +207,14 @@ STATISTICS: tuple[Statistic, ...] = (
         mean("ratio_ess"),
         (replace(OWN, in_print=False),),
     ),
+    Statistic(
+        "kl_drift",
+        "Drift of the behaviour policy",
+        "how far the data are from the policy they evaluate: mean KL(target, behaviour) over all rounds",
+        mean("kl_drift"),
+        (replace(OWN, in_print=False),),
+        optional=True,
+    ),
     Statistic("entropy", "Entropy, all rounds", "mean entropy over all rounds", mean("entropy"), (_POSITIVE, OF_PPO)),
     Statistic("entropy_late", "Entropy, last 10 %", f"mean entropy {_LATE}", late_mean("entropy"), (_POSITIVE, OF_PPO)),
     Statistic(
