@@ -62,6 +62,7 @@ def _member(index, member, rounds, batch, columns) -> pd.DataFrame:
         "k_min": np.full(rounds, every),
         "k_max": np.full(rounds, every),
         "ratio_ess": np.full(rounds, 0.9),
+        "kl_drift": np.full(rounds, 0.02),
     }
     for name, make in columns.items():
         values[name] = make(member.algo, member.seed, k)

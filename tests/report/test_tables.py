@@ -121,6 +121,7 @@ def test_every_column_of_an_environment_table(members):
         "updates_least_pct": 50.0,
         "updates_most_pct": 50.0,
         "ratio_ess": 0.9,
+        "kl_drift": 0.02,
         "diff_median_pct": 250.0,
         "diff_std_pct": 100 * np.sqrt(20 * 1.25 / 19),
         "value_loss_x_ppo": 0.56,  # 0.28 / 0.5
