@@ -4,11 +4,11 @@
     python benchmarks/sac_peers.py run hopper --steps 51200 --set num_envs=32 hidden=64,64 --out results/sac/hopper.json
     python benchmarks/sac_peers.py table results/sac/brax-*.json
 
-Both have the settings of our preset or of `--set`: environments, update-to-data ratio, minibatch, discount, learning
-rate, reward scale, layers, replay; and Brax's target entropy. What differs: Brax resets to cached start states, draws
-other initial weights, computes the actor's gradient with the critics of before the step, steps its temperature with a
-rate of 3e-4, and follows its actor in the bootstrap at every gradient step. Rates are of training alone, after compilation: ours the
-median over blocks, Brax's as it reports them. `run` writes after each turn and goes on where it stopped.
+Both have the settings of our preset or of `--set` (`SHARED`), and Brax's target entropy. What differs: Brax resets to
+cached start states, draws other initial weights, computes the actor's gradient with the critics of before the step,
+steps its temperature with a rate of 3e-4, and follows its actor in the bootstrap at every gradient step. Rates are of
+training alone, after compilation: ours the median over blocks, Brax's as it reports them. `run` writes after each turn
+and goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from nextpolicy.run.job import make_job
 
 EPISODES = 128
 ENTROPY = -0.5  # Brax's, in agents/sac/losses.py
+SHARED = {"num_envs", "rollout_length", "updates_per_step", "minibatch_size", "learning_rate", "gamma", "tau"}
+SHARED |= {"reward_scale", "hidden", "replay_size", "normalise_obs", "warmup_steps"}
 
 
 def ours(env: str, seeds: list[int], fields: dict[str, Any]) -> dict[str, Any]:
@@ -148,15 +150,19 @@ def main() -> None:
     runner.add_argument("--set", nargs="*", default=[], action="extend", metavar="NAME=VALUE", help="fields of both")
     parts.add_parser("table").add_argument("files", type=Path, nargs="+")
     options = parser.parse_args()
-    if options.part == "table":
-        print(table(options.files))
-        return
     try:
+        if options.part == "table":
+            print(table(options.files))
+            return
+        if options.out.is_dir():
+            raise ConfigError(f"out: expected a JSON file, got the folder {options.out}")
+        if other := {pair.split("=")[0] for pair in options.set} - SHARED:
+            raise ConfigError(f"set: expected one of {', '.join(sorted(SHARED))}, got {', '.join(sorted(other))}")
         pairs = [f"entropy_per_action={ENTROPY}", *options.set, f"total_env_steps={options.steps:.0f}"]
         (work,) = parse_works([f"brax/{options.env}"], "1", "", pairs)
         config = presets.build(work.env, algo="sac", **work.fields)
         make_job(config)  # raises if it cannot be trained
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         parser.error(str(error))
     try:
         run(config, work.fields, options.seeds, options.out)

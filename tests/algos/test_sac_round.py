@@ -184,6 +184,20 @@ def test_a_round_on_a_gpu_is_that_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> N
     assert not np.allclose(on_gpu[0].params["actor"]["mean"], learner.params["actor"]["mean"])
 
 
+@pytest.mark.parametrize(("few", "on_gpu", "arrays"), [(2**14, False, 2), (0, False, 3), (0, True, 2)])
+def test_networks_are_vectors_where_that_is_faster(
+    monkeypatch: pytest.MonkeyPatch, few: int, on_gpu: bool, arrays: int
+) -> None:
+    """On a GPU, and on a CPU if they are small: one of the actor and one of both critics."""
+    monkeypatch.setattr(one_vector, "_FEW", few)
+    monkeypatch.setattr(sac, "_on_gpu", lambda: on_gpu)
+    algorithm = _algorithm()
+    trained = algorithm.init(jax.random.key(0)).trained
+    held = algorithm._forms(trained.params).pack(trained)
+    assert len(jax.tree.leaves(held.params)) == arrays
+    assert len(jax.tree.leaves(held.critic_average)) == arrays - 1
+
+
 class _Correlated(SAC):
     """Reports the mean product of the noise of the bootstrap's actions with the noise of the actor's."""
 

@@ -163,6 +163,8 @@ def test_works_compiled_side_by_side_are_told_in_order_and_one_that_fails_loses_
         (["--out", "nowhere/x.json"], "out: expected a file in an existing folder, got nowhere/x.json"),
         (["--set", "algo=ppo"], "set: expected a field that contenders share, got algo; use --contenders instead"),
         (["--set", "seeds=3"], "use --members instead"),
+        (["--set", "lam=.9", "--set", "lam=.8"], "set: expected lam once"),
+        (["--set", "seeds=3", "--set", "lam=.8"], "use --members instead"),
         (
             ["--members", "0"],
             "members: expected whole numbers of at least 1 and at most 10000, separated by commas, got '0'",

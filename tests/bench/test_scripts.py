@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import nextpolicy
 from nextpolicy.config import presets
 
 pytestmark = pytest.mark.quick_compilation
@@ -297,7 +298,9 @@ def test_sac_beside_brax_compares_medians_of_rates_and_means_of_seeds(
     ("arguments", "message"),
     [
         (["hoper"], "environment: expected a known id, got 'brax/hoper'; nearest: brax/hopper"),
-        (["hopper", "--set", "hiden=3"], "set: expected NAME=VALUE with a field of the configuration, got 'hiden=3'"),
+        (["hopper", "--set", "hiden=3"], "set: expected one of gamma, hidden, "),
+        (["hopper", "--set", "entropy_per_action=-1", "--set", "tau=.1"], "set: expected one of gamma, hidden, "),
+        (["hopper", "--set", "tau=2", "--set", "gamma=.9"], "tau: expected"),
         (["hopper", "--set", "num_envs=0"], "num_envs: expected"),
         (["hopper", "--steps", "999"], "out: expected a new file or one with the same work, got"),
     ],
@@ -314,3 +317,33 @@ def test_sac_beside_brax_says_what_it_takes(
     refusal = complaint(monkeypatch, capsys, "sac_peers.py", "run", *arguments, "--out", str(out))
     assert refusal.startswith(f"sac_peers.py: error: {message}")
     assert json.loads(out.read_text())["turns"] == []
+
+
+def test_sac_beside_brax_has_its_target_entropy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class SeenError(Exception):
+        pass
+
+    def train(env: str, **fields: object) -> None:
+        raise SeenError(env, fields)
+
+    monkeypatch.setattr(nextpolicy, "train", train)
+    words = "run hopper --seeds 2 --steps 4096 --set tau=.1 --out".split()
+    with pytest.raises(SeenError) as caught:
+        run(monkeypatch, "sac_peers.py", *words, str(tmp_path / "out.json"))
+    env, fields = caught.value.args
+    assert env == "brax/hopper"
+    assert {name: str(fields[name]) for name in ("entropy_per_action", "tau", "total_env_steps", "seeds")} == {
+        "entropy_per_action": "-0.5",
+        "tau": ".1",
+        "total_env_steps": "4096",
+        "seeds": "[0, 1]",
+    }
+
+
+def test_sac_beside_brax_names_files_it_cannot_use(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder, missing = str(tmp_path), str(tmp_path / "missing.json")
+    said = complaint(monkeypatch, capsys, "sac_peers.py", "run", "hopper", "--out", folder)
+    assert said == f"sac_peers.py: error: out: expected a JSON file, got the folder {folder}"
+    assert missing in complaint(monkeypatch, capsys, "sac_peers.py", "table", missing)

@@ -23,6 +23,7 @@ from nextpolicy.experiments.task import Task, state_of
 from nextpolicy.loop import population
 from nextpolicy.report import runs as report
 from nextpolicy.run import api, metrics, training
+from nextpolicy.run import block as blocks
 from nextpolicy.run import job as jobs
 from nextpolicy.run.folder import RunError, RunFolder
 from nextpolicy.run.run import Run
@@ -154,14 +155,34 @@ def test_a_block_longer_than_there_is_room_for_is_several(tmp_path: Path, monkey
 def test_slow_checkpoints_are_written_less_often_than_the_program_is_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replay buffer can take seconds to save: longer than the rounds there is room for."""
+    """A replay buffer can take seconds to save: longer than the rounds there is room for. But blocks end in time."""
     monkeypatch.setattr(jobs, "MAX_ROUNDS", 3)
     monkeypatch.setattr(training, "SAVING_SHARE", 1e-9)
+    monkeypatch.setattr(training, "BLOCK_SECONDS", 1e-9)
     fields = {**SMALL, **SIMPLE, "block_rounds": 0, "total_env_steps": 64 * 12}
     run = nextpolicy.train("probe/action", out=tmp_path / "rare", quiet=True, **fields)
     assert [(first, last) for first, last, _ in metrics.parts(run.path / "metrics")] == [(0, 0), (1, 1), (2, 11)]
     often = nextpolicy.train("probe/action", out=tmp_path / "often", quiet=True, **{**fields, "block_rounds": 3})
     assert_same_run(run, often)
+    monkeypatch.setattr(training, "MOST_SECONDS", 1e-9)
+    run = nextpolicy.train("probe/action", out=tmp_path / "most", quiet=True, **fields)
+    assert len(metrics.parts(run.path / "metrics")) == 12
+
+
+def test_a_block_of_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(state: int, rounds: int) -> tuple[int, dict[str, np.ndarray], np.ndarray]:
+        rows = np.where(np.arange(3) < rounds, state + np.arange(3), -1)[None]
+        return state + rounds, {"round": rows}, 10 * rows
+
+    checks: list[int] = []
+    monkeypatch.setattr(blocks.time, "perf_counter", iter([100.0, 107.0]).__next__)
+    monkeypatch.setattr(blocks.interrupt, "check", lambda: checks.append(0))
+    program = population.Program(init=lambda seeds: None, block=call, capacity=3, mesh=None)  # type: ignore[arg-type, return-value]
+    state, block = blocks.run_block(program, 5, 5, 8)  # type: ignore[arg-type]
+    assert (state, block.first, block.rounds, block.seconds) == (13, 5, 8, 7.0)
+    assert block.metrics["round"].tolist() == [list(range(5, 13))]
+    assert block.observed.tolist() == [list(range(50, 130, 10))]
+    assert len(checks) == 3
 
 
 # Files
@@ -385,12 +406,26 @@ def test_modes_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.allow_rank_promotion
 @pytest.mark.allow_key_reuse
+@pytest.mark.parametrize(("seeds", "mode"), [(1, "map"), (2, "vmap")])
+def test_a_single_member_has_no_axis_of_members(monkeypatch: pytest.MonkeyPatch, seeds: int, mode: str) -> None:
+    seen: list[str] = []
+    over_members = population.over_members
+    monkeypatch.setattr(population, "over_members", lambda mode, *a: (seen.append(mode), over_members(mode, *a))[1])
+    job = jobs.make_job(presets.build("probe/action", seeds=seeds, population="force-vmap", **SMALL))
+    program = population.build_program(job.setup, job.env, job.hypers, capacity=2, devices=population.jax.devices()[:1])
+    program.block(program.init(job.seeds), 1)
+    assert len(seen) >= 2  # init and block
+    assert set(seen) == {mode}
+
+
+@pytest.mark.allow_rank_promotion
+@pytest.mark.allow_key_reuse
 def test_the_name_of_the_mode_does_not_change_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     class Seen(BaseException):
         pass
 
-    def text_of(mode: str, seeds: int = 2) -> str:
-        config = presets.build("probe/action", seeds=seeds, population=mode, **SMALL)
+    def text_of(mode: str) -> str:
+        config = presets.build("probe/action", seeds=2, population=mode, **SMALL)
         job = jobs.make_job(config)
 
         class Keeper:
@@ -411,4 +446,3 @@ def test_the_name_of_the_mode_does_not_change_the_program(monkeypatch: pytest.Mo
         patch.setattr(population, "population_mode", lambda mode: mode)
         assert text_of("vmap") == forced
     assert alone != forced
-    assert text_of("force-vmap", seeds=1) == text_of("map", seeds=1)  # there is nothing to map over

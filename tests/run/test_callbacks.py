@@ -14,7 +14,7 @@ import pytest
 import nextpolicy
 from nextpolicy.cli import main as cli
 from nextpolicy.config import ConfigError
-from nextpolicy.run.callbacks import MAX_BLOCK, all_of, rounds_until
+from nextpolicy.run.callbacks import LONGEST, all_of, rounds_until
 from nextpolicy.run.folder import RunError
 
 from .helpers import SMALL, assert_same_run, options
@@ -188,7 +188,7 @@ def test_bad_evaluations_are_one_line(tmp_path: Path) -> None:
     assert pd.read_csv(tmp_path / "other" / "evaluations.csv")["env_steps"].unique().tolist() == [224, 320]
 
 
-@pytest.mark.parametrize(("wanted", "given"), [(3, 3), (np.int64(4), 4), (0, 1), (-5, 1), (10**9, MAX_BLOCK)])
+@pytest.mark.parametrize(("wanted", "given"), [(3, 3), (np.int64(4), 4), (0, 1), (-5, 1), (10**18, LONGEST)])
 def test_a_block_has_at_least_one_round_and_not_too_many(wanted: Any, given: int) -> None:
     class Mine:
         def rounds_until(self, done: int, batch_size: int) -> Any:

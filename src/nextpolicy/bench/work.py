@@ -52,6 +52,9 @@ def _fields(pairs: Sequence[str]) -> dict[str, Any]:
             hint = nearest(pair.split("=")[0], FIELDS)
             raise ConfigError(f"set: expected NAME=VALUE with a field of the configuration, got {shown(pair)}{hint}")
     fields = dict(pair.split("=", 1) for pair in pairs)
+    for name in fields:
+        if sum(pair.split("=")[0] == name for pair in pairs) > 1:
+            raise ConfigError(f"set: expected {name} once, got it more than once")
     for name, instead in {"algo": "--contenders", "seeds": "--members", "env": "the work"}.items():
         if name in fields:
             raise ConfigError(f"set: expected a field that contenders share, got {name}; use {instead} instead")

@@ -6,6 +6,7 @@ import itertools
 import math
 import operator
 import typing
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -168,6 +169,9 @@ def _pairs(raw: Any) -> dict[str, Any]:
     if not all(isinstance(item, str) for item in items):
         raise TypeError
     pairs = [part.split("=", 1) for item in items for part in item.split()]
+    for name, count in Counter(name for name, _ in pairs).items():
+        if count > 1:
+            raise ConfigError(f"{name}: expected it once, got it {count} times")
     return {name: _literal(value) for name, value in pairs}
 
 

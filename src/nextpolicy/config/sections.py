@@ -88,8 +88,8 @@ class RunConfig(Settings):
     devices: int = setting(0, "Number of local devices to use; 0 for all.", low=0, high=1_000_000)
     block_rounds: int = setting(
         0,
-        "Rounds between checkpoints, at most 512; metrics are written with them. 0 selects a number that takes a few "
-        "seconds, or ten times as long as a checkpoint.",
+        "Rounds between checkpoints, at most 512; metrics are written with them. 0 selects a number that takes four "
+        "seconds, or up to a minute if a checkpoint takes more than a tenth of that.",
         low=0,
         high=INT32_MAX,
     )

@@ -13,7 +13,7 @@ import pandas as pd
 
 from nextpolicy.loop.population import Program
 from nextpolicy.loop.state import MemberState
-from nextpolicy.run import metrics
+from nextpolicy.run import interrupt, metrics
 from nextpolicy.run.job import Job
 from nextpolicy.run.processes import fetch
 from nextpolicy.types import Array, PyTree
@@ -47,6 +47,7 @@ def run_block(program: Program, state: MemberState, first: int, rounds: int) -> 
     """Run `rounds` rounds, starting at round `first`, in as many calls as the capacity of the program needs."""
     started, calls = time.perf_counter(), []
     for done in range(0, rounds, program.capacity):
+        interrupt.check()
         some = min(program.capacity, rounds - done)
         state, *outputs = program.block(state, some)
         calls.append(jax.tree.map(partial(_first_rounds, some), fetch(tuple(outputs))))

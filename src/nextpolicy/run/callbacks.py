@@ -17,7 +17,6 @@ from nextpolicy.config import ConfigError, shown, whole
 from nextpolicy.loop.evaluate import evaluator
 from nextpolicy.run import arrays, evaluations, metrics
 from nextpolicy.run.folder import RunError, RunFolder
-from nextpolicy.run.job import MAX_ROUNDS as MAX_BLOCK
 from nextpolicy.run.job import Job
 from nextpolicy.run.run import Run
 from nextpolicy.runfiles import BEST, EVALUATIONS
@@ -47,6 +46,7 @@ class BlockEnd:
 
 # Its method `rounds_until(done, batch_size)`, if it has one, says after how many rounds it wants to be called again.
 Callback = Callable[[BlockEnd], bool | None]
+LONGEST = 10**8  # rounds; longer than any run
 STOP_ROUNDS = 10  # rounds over which `stop_at_return` averages
 
 
@@ -169,10 +169,10 @@ def all_of(*chosen: Callback | None) -> Callback | None:
 def rounds_until(callback: Callback | None, done: int, batch_size: int) -> int:
     """After how many rounds the callback wants to be called at the latest, at least 1."""
     wish = getattr(callback, "rounds_until", None)
-    wanted = MAX_BLOCK if wish is None else wish(done, batch_size)
+    wanted = LONGEST if wish is None else wish(done, batch_size)
     if not isinstance(wanted, int | np.integer) or isinstance(wanted, bool):
         raise ConfigError(f"callback: expected a whole number of rounds from rounds_until, got {shown(wanted)}")
-    return max(1, min(MAX_BLOCK, int(wanted)))
+    return max(1, min(LONGEST, int(wanted)))
 
 
 def catch_up(callback: Callback | None, block: BlockEnd) -> None:

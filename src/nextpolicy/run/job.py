@@ -25,7 +25,7 @@ from nextpolicy.nets import check, kinds
 from nextpolicy.run import memory, traced
 from nextpolicy.types import Array, Evidence, Networks, PyTree
 
-MAX_ROUNDS = 512  # per block; the metrics of a block stay on the device until it ends
+MAX_ROUNDS = 512  # per call of the program; its metrics stay on the device until it returns
 
 
 @dataclass(frozen=True, eq=False)

@@ -173,7 +173,7 @@ def _compute_again(
         state = checkpoint.restore(folder.checkpoints, start, checkpoint.placed_like(state))
     while start <= gap.last:
         edge = gap.first if start < gap.first else gap.last + 1
-        state, block = run_block(program, state, start, edge - start)
+        state, block = run_block(program, state, start, min(program.capacity, edge - start))
         if start >= gap.first:
             checkpoint.update_records(folder.checkpoints, metrics.write_part(folder.metrics, block.frame(job)))
         start += block.rounds

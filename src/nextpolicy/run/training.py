@@ -28,7 +28,8 @@ from nextpolicy.runfiles import FileRecord
 from nextpolicy.types import PyTree
 
 BLOCK_SECONDS = 4.0  # intended duration of a block if block_rounds is 0
-SAVING_SHARE = 0.1  # maximum fraction of time spent on saving; blocks become longer if saving is slow
+SAVING_SHARE = 0.1  # fraction of time spent on saving above which blocks become longer than that
+MOST_SECONDS = 60.0  # but not longer than this, which a killed run may lose
 
 _LESS_MEMORY = "use fewer seeds or num_envs, a shorter rollout_length or a smaller minibatch_size"
 OnBlock = Callable[[int, dict[str, np.ndarray], PyTree], None]
@@ -167,7 +168,7 @@ def _blocks(
         saving = time.perf_counter() - started
         yield block
         if warm and not config.run.block_rounds:  # the first block includes compilation
-            aim = max(BLOCK_SECONDS, saving / SAVING_SHARE)
+            aim = max(BLOCK_SECONDS, min(MOST_SECONDS, saving / SAVING_SHARE))
             length = agreed(max(1, round(aim * block.rounds / block.seconds)))
         warm = True
 
