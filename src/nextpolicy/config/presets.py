@@ -99,8 +99,8 @@ ATARI: dict[str, Any] = {
 PLAYGROUND: dict[str, Any] = {
     "total_env_steps": 60_000_000,
     "num_envs": 2048,
-    "rollout_length": 30,
-    "warmup_steps": 30,  # or all environments of a short rollout would be equally old
+    "rollout_length": 480,
+    "warmup_steps": 30,  # at random ages, or all environments would be equally old
     "epochs": 16,
     "minibatch_size": 30 * 1024,
     "hidden": (256, 256),
@@ -121,7 +121,6 @@ PLAYGROUND: dict[str, Any] = {
     "k_max": 4,
     "static_k": 4,
     "normalise_obs": True,
-    "normalise_reward": True,
 }
 
 # The PPO of Craftax's authors (Craftax_Baselines, ppo.py), as far as there are fields for it; the gate is that of
