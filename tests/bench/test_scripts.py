@@ -327,7 +327,7 @@ def test_sac_beside_brax_has_its_target_entropy(monkeypatch: pytest.MonkeyPatch,
         raise SeenError(env, fields)
 
     monkeypatch.setattr(nextpolicy, "train", train)
-    words = "run hopper --seeds 2 --steps 4096 --set tau=.1 --out".split()
+    words = ["run", "hopper", "--seeds", "2", "--steps", "4096", "--set", "tau=.1", "--out"]
     with pytest.raises(SeenError) as caught:
         run(monkeypatch, "sac_peers.py", *words, str(tmp_path / "out.json"))
     env, fields = caught.value.args
