@@ -12,7 +12,6 @@ with one gradient step per round, and with more, the bootstrap's policy lags beh
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
@@ -22,6 +21,7 @@ import jax.numpy as jnp
 from nextpolicy.algos.base import Pace, Parts
 from nextpolicy.algos.evidence import measure_action_values
 from nextpolicy.algos.rounds import all_finite, observed
+from nextpolicy.algos.sac_forms import Forms, Trained
 from nextpolicy.algos.sac_settings import SACSettings
 from nextpolicy.core import minibatch, one_vector, replay, running_stats
 from nextpolicy.settings import Settings
@@ -32,7 +32,6 @@ from nextpolicy.types import (
     Metrics,
     Params,
     PolicySnapshot,
-    PyTree,
     Rollout,
     RunningStats,
     SampledDistribution,
@@ -61,38 +60,6 @@ class Successor(NamedTuple):
 
     action: Array  # [B, A] a' ~ pi(. | s')
     log_prob: Array  # [B] log pi(a' | s') of actions scaled to [-1, 1]
-
-
-class Trained(NamedTuple):
-    """What a gradient step changes."""
-
-    params: Params  # {"actor", "critic"}; the latter is a pair
-    critic_average: Params  # Qbar
-    log_temperature: Array  # log alpha
-    opt_state: dict[str, optax.OptState]  # of "actor", "critic", "temperature"
-
-
-class Forms(NamedTuple):
-    """How gradient steps hold the parameters of the actor and of the critics: as trees, or each as one vector."""
-
-    actor: one_vector.Form = one_vector.identity()
-    critic: one_vector.Form = one_vector.identity()
-
-    def pack(self, trained: Trained) -> Trained:
-        return _mapped(self.actor.pack, self.critic.pack, trained)
-
-    def unpack(self, trained: Trained) -> Trained:
-        return _mapped(self.actor.unpack, self.critic.unpack, trained)
-
-
-def _mapped(actor: Callable[[PyTree], PyTree], critic: Callable[[PyTree], PyTree], trained: Trained) -> Trained:
-    params, states = trained.params, trained.opt_state
-    return Trained(
-        {"actor": actor(params["actor"]), "critic": critic(params["critic"])},
-        critic(trained.critic_average),
-        trained.log_temperature,
-        {**states, "actor": actor(states["actor"]), "critic": critic(states["critic"])},
-    )
 
 
 def _on_gpu() -> bool:

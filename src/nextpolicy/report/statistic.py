@@ -84,7 +84,7 @@ class Statistic:
     measure: Measure
     views: tuple[View, ...] = ()
     form: Form = with_interval
-    optional: bool = False  # in no file if no run recorded it: metrics of one algorithm only
+    optional: bool = False  # in no file if no run recorded it; never in the printed table of returns
 
     def of(self, rows: Rows) -> float:
         """The member's number; NaN if its run did not record a metric that is needed."""
@@ -92,7 +92,7 @@ class Statistic:
 
     def column(self) -> Column:
         """Its column in the table of returns."""
-        return Column(self.name, self.heading, self.about, self.form)
+        return Column(self.name, self.heading, self.about, self.form, in_print=not self.optional)
 
     def view_columns(self) -> list[Column]:
         """Its columns in the tables against PPO, in the order of its views."""
