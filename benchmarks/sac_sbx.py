@@ -4,9 +4,11 @@
     python benchmarks/sac_sbx.py table results/sac/sbx.json
 
 SBX (Stable-Baselines3 in JAX) needs packages that this library does not, so it runs in another environment: OTHER is
-one with `pip install sbx-rl`. Both have the settings of our preset: 4 environments, one gradient step per environment
-step on 256 transitions, two layers of 256 units, a learning rate of 3e-4. Ours runs Gymnasium's environment too
-(`gym/Pendulum-v1`), and the compiled one (`gymnax/Pendulum-v1`). Rates are of training alone, after compilation.
+one with `pip install sbx-rl`. All have one gradient step per environment step on 256 transitions, two layers of 256
+units and a learning rate of 3e-4. `sbx` has the rounds of our preset, 4 environments and 16 gradient steps at a time;
+`sbx, its own rounds` has SBX's defaults, one environment and one gradient step at a time. Ours runs Gymnasium's
+environment (`gym/Pendulum-v1`), and the compiled one (`gymnax/Pendulum-v1`). Rates are of training alone, after
+compilation.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Any
 
 EPISODES, FIRST = 100, 1000  # of the evaluation; random steps that fill the buffer first
 OURS = ("gym/Pendulum-v1", "gymnax/Pendulum-v1")
+SBX = {"sbx": (4, 4, 16), "sbx, its own rounds": (1, 1, 1)}  # environments, steps of each per round, gradient steps
 
 
 def ours(env: str, seed: int, steps: int) -> dict[str, Any]:
@@ -37,20 +40,21 @@ def ours(env: str, seed: int, steps: int) -> dict[str, Any]:
     return {"rate": float(np.median(rates)), "score": score[0]}
 
 
-def theirs(seed: int, steps: int) -> dict[str, Any]:
+def theirs(who: str, seed: int, steps: int) -> dict[str, Any]:
     """One seed of SBX's; runs where SBX is installed."""
     from sbx import SAC
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.evaluation import evaluate_policy
 
+    envs, train_freq, gradient_steps = SBX[who]
     model = SAC(
         "MlpPolicy",
-        make_vec_env("Pendulum-v1", n_envs=4, seed=seed),
+        make_vec_env("Pendulum-v1", n_envs=envs, seed=seed),
         learning_rate=3e-4,
         batch_size=256,
         learning_starts=FIRST,
-        train_freq=4,
-        gradient_steps=16,
+        train_freq=train_freq,
+        gradient_steps=gradient_steps,
         seed=seed,
         policy_kwargs={"net_arch": [256, 256]},
     )
@@ -66,26 +70,32 @@ def run(python: str, turns: int, steps: int, out: Path) -> None:
     """In turns; writes after each."""
     found: dict[str, Any] = {"steps": steps, "turns": []}
     for seed in range(turns):
-        command = [python, __file__, "peer", "--seed", str(seed), "--steps", str(steps)]
-        peer = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
-        found["turns"].append({"who": "sbx", "seed": seed, **json.loads(peer)})
+        for who in SBX:
+            command = [python, __file__, "peer", who, "--seed", str(seed), "--steps", str(steps)]
+            peer = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+            found["turns"].append({"who": who, "seed": seed, **json.loads(peer)})
         found["turns"] += [{"who": env, "seed": seed, **ours(env, seed, steps)} for env in OURS]
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(found, indent=1) + "\n")
-        for turn in found["turns"][-3:]:
+        for turn in found["turns"][-len((*SBX, *OURS)) :]:
             print(f"{turn['who']}, seed {seed}: {turn['rate']:.0f} steps/s, score {turn['score']:.0f}", flush=True)
 
 
 def table(file: Path) -> str:
     """Medians over turns, and scores as mean with the least and the largest."""
     turns = json.loads(file.read_text())["turns"]
-    lines = ["| | turns | steps/s | ratio to SBX | score |", "|---|---|---|---|---|"]
-    rates = {who: [t["rate"] for t in turns if t["who"] == who] for who in ("sbx", *OURS)}
+    lines = [
+        "| | turns | steps/s (least, largest) | ratio to `sbx`, to its own rounds | score |",
+        "|---|---|---|---|---|",
+    ]
+    rates = {who: [t["rate"] for t in turns if t["who"] == who] for who in (*SBX, *OURS)}
     median = {who: statistics.median(found) for who, found in rates.items()}
     for who, found in rates.items():
         scores = [t["score"] for t in turns if t["who"] == who]
         score = f"{sum(scores) / len(scores):.0f} ({min(scores):.0f} to {max(scores):.0f})"
-        lines.append(f"| {who} | {len(found)} | {median[who]:.0f} | {median[who] / median['sbx']:.2f} | {score} |")
+        rate = f"{median[who]:.0f} ({min(found):.0f}, {max(found):.0f})"
+        ratios = ", ".join(f"{median[who] / median[peer]:.2f}" for peer in SBX)
+        lines.append(f"| {who} | {len(found)} | {rate} | {ratios} | {score} |")
     return "\n".join(lines)
 
 
@@ -94,6 +104,7 @@ def main() -> None:
     parts = parser.add_subparsers(dest="part", required=True)
     runner, peer = parts.add_parser("run"), parts.add_parser("peer")
     runner.add_argument("--python", required=True)
+    peer.add_argument("who", choices=SBX)
     runner.add_argument("--turns", type=int, default=3)
     runner.add_argument("--out", type=Path, required=True)
     peer.add_argument("--seed", type=int, required=True)
@@ -105,7 +116,11 @@ def main() -> None:
         run(options.python, options.turns, options.steps, options.out)
         print(table(options.out))
     else:
-        print(table(options.file) if options.part == "table" else json.dumps(theirs(options.seed, options.steps)))
+        print(
+            table(options.file)
+            if options.part == "table"
+            else json.dumps(theirs(options.who, options.seed, options.steps))
+        )
 
 
 if __name__ == "__main__":
