@@ -103,7 +103,19 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     ),
     (
         ["train", "probe/action-continuous", "--policy", "categorical"],
-        ["policy: expected 'gaussian' for probe/action-continuous, whose actions are continuous, got 'categorical'"],
+        [
+            "policy: expected 'gaussian' or 'squashed' for probe/action-continuous, "
+            "whose actions are continuous, got 'categorical'"
+        ],
+    ),
+    (["train", "probe/action", "--policy", "squashed"], ["policy: expected 'categorical' for probe/action,"]),
+    (
+        ["train", "probe/action-continuous", "--algo", "sac", "--policy", "gaussian"],
+        ["policy: expected 'auto' for sac, whose policy is always squashed, got 'gaussian'"],
+    ),
+    (
+        ["train", "probe/action-continuous", "--policy", "squashed", "--log-std-init", "2"],
+        ["log_std_init: expected more than -5 and less than 2 for policy=squashed, got 2"],
     ),
     (["train", "probe/action", "--policy", "gaussian"], ["policy: expected 'categorical'"]),
     (["train", "probe/action", "--algo", "sv-dynamic", "--criterion", "oracle"], ["criterion: expected oracle only"]),

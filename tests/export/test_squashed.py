@@ -1,4 +1,4 @@
-"""Exported policies of SAC: squashed Gaussians in NumPy and ONNX. `tests/algos/test_sac.py` exports a real run."""
+"""Exported squashed Gaussians, SAC's and PPO's, in NumPy and ONNX. `tests/algos/test_sac.py` exports a real run."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from export.test_policies import IMAGE, MLP, VECTOR, assert_close, exported, obs
 from nextpolicy.config import NetConfig
 from nextpolicy.envs.base import Box, EnvSpec
 from nextpolicy.export import numpy_policy
-from nextpolicy.nets import soft
-from nextpolicy.nets.squashed import LOG_STD, SquashedGaussian
+from nextpolicy.nets import build, soft
+from nextpolicy.nets.squashed import LOG_STD, MEAN_BOUND, SquashedGaussian
 from nextpolicy.run.policy import Policy
 
 pytestmark = [pytest.mark.allow_key_reuse, pytest.mark.quick_compilation]
 
+PPO = replace(MLP, policy="squashed")
 ARM = Box((3,), np.asarray([-1.0, 0.0, -7.0]), np.asarray([1.0, 0.1, -5.0]))
 CASES: dict[str, tuple[EnvSpec, NetConfig]] = {
     "bounds of each element": (replace(VECTOR, action=ARM), MLP),
+    "means that have bounds": (replace(VECTOR, action=ARM), PPO),
     "a table": (replace(VECTOR, action=Box((2, 2), -0.1, 0.1, np.float64)), MLP),
     "a number": (replace(VECTOR, action=Box((), -3.0, 1.0)), MLP),
     "half precision": (replace(VECTOR, action=Box((2,), -0.1, 0.1, np.float16)), MLP),
@@ -31,7 +33,8 @@ CASES: dict[str, tuple[EnvSpec, NetConfig]] = {
 
 
 def squashed_policy(spec: EnvSpec, config: NetConfig, normalised: bool = False) -> Policy:
-    return random_policy(spec, config, normalised=normalised, build=soft.build)
+    networks = build.build if config.policy == "squashed" else soft.build
+    return random_policy(spec, config, normalised=normalised, build=networks)
 
 
 def distribution(policy: Policy, obs: np.ndarray) -> SquashedGaussian:
@@ -73,6 +76,18 @@ def test_actions_far_outside_stay_within_their_bounds() -> None:
         np.testing.assert_array_equal(np.abs(actions), bound)
     log_std = loaded.output(obs)[:, 2:]
     np.testing.assert_allclose(np.unique(log_std), LOG_STD, rtol=1e-6)
+
+
+def test_means_of_ppo_far_outside_are_at_their_bounds() -> None:
+    spec, config = CASES["half precision"][0], replace(PPO, hidden=())
+    description, arrays = exported(squashed_policy(spec, config), config)
+    obs = 1e4 * observations(spec)
+    found = [
+        numpy_policy.Policy(description, arrays).output(obs)[:, :2],
+        run_onnx(description, arrays, obs)["mean"],
+    ]
+    for mean in found:
+        np.testing.assert_allclose(np.unique(mean), [-MEAN_BOUND, MEAN_BOUND], rtol=1e-6)
 
 
 def test_batch_axes_are_kept_and_may_be_absent() -> None:

@@ -22,11 +22,14 @@ from nextpolicy.loop.round import one_round
 from nextpolicy.loop.state import Setup, init_agent, population_hypers
 from nextpolicy.nets import build as nets
 from nextpolicy.nets.heads import Categorical, DiagonalGaussian
+from nextpolicy.nets.squashed import SquashedGaussian
 from nextpolicy.types import Episodes, Networks, PolicySnapshot, Rollout, Step
 
 from .helpers import assert_close, assert_same, build, fetch, member, run, tiny, train
 
 T, N, FEATURES, ACTIONS = 8, 4, 3, 3
+BOUNDS = (-1.0, 0.0, -7.0), (1.0, 0.1, -5.0)  # of squashed actions
+KINDS = ("categorical", "gaussian", "squashed")
 quick = pytest.mark.quick_compilation
 
 
@@ -59,7 +62,8 @@ def networks(kind: str) -> Networks:
             out = dense(snapshot.params["layers"], obs)
             if kind == "categorical":
                 return Categorical(jax.nn.log_softmax(out))
-            return DiagonalGaussian(out, jnp.broadcast_to(snapshot.params["log_std"], out.shape))
+            log_std = jnp.broadcast_to(snapshot.params["log_std"], out.shape)
+            return DiagonalGaussian(out, log_std) if kind == "gaussian" else SquashedGaussian(out, log_std, *BOUNDS)
 
         return dist
 
@@ -129,6 +133,13 @@ def written_gae(c: Any, params: Any, data: Rollout) -> tuple[np.ndarray, np.ndar
     return v, advantage[:T], advantage[:T] + v
 
 
+def unsquashed(action: Any) -> tuple[Any, Any]:
+    """u and da/du of a = low + (high - low) sigmoid(2 u)."""
+    low, high = (np.asarray([bound]) for bound in BOUNDS)
+    share = (action - low) / (high - low)
+    return 0.5 * jnp.log(share / (1 - share)), 2 * (high - low) * share * (1 - share)
+
+
 def written_loss(c: Any, kind: str, params: Any, obs: Any, action: Any, old: Any, v_old: Any, y: Any, a: Any) -> Any:
     """The PPO loss of one minibatch, written out."""
     out = dense(params["actor"]["layers"], obs)
@@ -138,7 +149,8 @@ def written_loss(c: Any, kind: str, params: Any, obs: Any, action: Any, old: Any
         entropy = -jnp.sum(p * jnp.log(p), axis=-1)
     else:
         std = jnp.exp(params["actor"]["log_std"])[None]
-        density = jnp.exp(-0.5 * ((action - out) / std) ** 2) / (std * np.sqrt(2 * np.pi))
+        u, slope = (action, 1.0) if kind == "gaussian" else unsquashed(action)
+        density = jnp.exp(-0.5 * ((u - out) / std) ** 2) / (std * np.sqrt(2 * np.pi)) / slope
         log_p = jnp.sum(jnp.log(density), axis=-1)
         entropy = jnp.sum(0.5 * jnp.log(2 * np.pi * np.e * std**2), axis=-1)
     ratio = jnp.exp(log_p - old)
@@ -195,12 +207,14 @@ def assert_alike(got: Any, expected: Any) -> None:
 
 @quick
 @pytest.mark.parametrize("as_one_vector", [False, True], ids=["as-it-is", "one-vector"])
-@pytest.mark.parametrize("kind", ["categorical", "gaussian"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_with_the_gate_open_a_round_is_ppo(
     x64: None, monkeypatch: pytest.MonkeyPatch, kind: str, as_one_vector: bool
 ) -> None:
     monkeypatch.setattr(one_vector, "_FEW", 0)  # as with more parameters
-    setup = setup_of(kind, learning_rate_final=1e-4, value_clip=0.15, max_grad_norm=0.4)
+    # The entropy of squashed actions has no closed form; `tests/nets/test_squashed.py` compares it with an integral.
+    bonus = {"entropy_coef": 0.0} if kind == "squashed" else {}
+    setup = setup_of(kind, learning_rate_final=1e-4, value_clip=0.15, max_grad_norm=0.4, **bonus)
     if as_one_vector:  # as where the networks run fused
         setup = replace(setup, networks=setup.networks._replace(fused_actor_critic=setup.networks.actor_critic))
     hypers = hypers_of(setup)

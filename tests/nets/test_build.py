@@ -15,6 +15,7 @@ from nextpolicy.core import running_stats
 from nextpolicy.envs.base import Box, Discrete, EnvSpec
 from nextpolicy.nets import build, torsos
 from nextpolicy.nets.heads import Categorical, DiagonalGaussian
+from nextpolicy.nets.squashed import SquashedGaussian, action_range
 from nextpolicy.tabular import four_rooms_mdp
 from nextpolicy.types import PolicySnapshot
 
@@ -192,7 +193,15 @@ def test_a_callers_own_modules(spec: EnvSpec, keep_axis: bool) -> None:
     obs = observations(spec, (4,))
     dist = networks.policy(PolicySnapshot(params["actor"], None))(obs)
     if spec is ROBOT:
+        assert isinstance(dist, DiagonalGaussian)
         np.testing.assert_array_equal(dist.log_std, -1.0)
+        squashed = build.build(spec, NetConfig(policy="squashed"), Actor(True)).policy(
+            PolicySnapshot(params["actor"], None)
+        )(obs)
+        assert isinstance(squashed, SquashedGaussian)
+        np.testing.assert_allclose(squashed.mean, 5 * np.tanh(dist.mean / 5), rtol=1e-6)
+        np.testing.assert_array_equal(squashed.log_std, -1.0)
+        assert (squashed.low, squashed.high) == action_range(spec)
     else:
         np.testing.assert_allclose(np.exp(dist.logits).sum(-1), 1.0, rtol=1e-5)
     assert networks.value(params, None)(obs).shape == (4,)

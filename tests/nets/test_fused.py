@@ -144,12 +144,17 @@ def test_it_says_which_networks_it_can_do(monkeypatch: pytest.MonkeyPatch) -> No
     assert not fused.supported((64,), "tanh", True)
 
 
-ACTIONS = [Discrete(3), Box((2,), -1.0, 1.0)]
+ARM = Box((2,), -1.0, 1.0)
 
 
-@pytest.mark.parametrize("action", ACTIONS, ids=["discrete", "continuous"])
-def test_the_built_networks_are_those_flax_builds(action: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, config = EnvSpec("x", (2, 3), action, np.float32), NetConfig(torso="mlp", hidden=(32, 32))
+@pytest.mark.parametrize(
+    ("action", "policy"),
+    [(Discrete(3), "auto"), (ARM, "auto"), (ARM, "squashed")],
+    ids=["discrete", "real", "squashed"],
+)
+def test_the_built_networks_are_those_flax_builds(action: Any, policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = EnvSpec("x", (2, 3), action, np.float32)
+    config = NetConfig(torso="mlp", hidden=(32, 32), policy=policy)
     plain = build.build(spec, config)
     monkeypatch.setattr(fusion, "on_gpu", lambda: True)
     monkeypatch.setattr(kernels, "tensor_cores", lambda: True)

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from nextpolicy.envs.base import Box, Discrete, EnvSpec
-from nextpolicy.nets.squashed import SquashedGaussian, SquashedGaussianHead, action_range
+from nextpolicy.nets.squashed import SquashedGaussian, SquashedGaussianHead, action_range, squashed_log_std
 from nextpolicy.settings import ConfigError
 
 LOW, HIGH = (-2.0, 0.0), (2.0, 3.0)  # the scales, 2 and 1.5, do not cancel
@@ -70,16 +70,54 @@ def test_divergences_are_those_of_the_gaussians() -> None:
 
 def test_the_head_bounds_the_standard_deviation() -> None:
     head = SquashedGaussianHead(LOW, HIGH)
-    dist = head.read(jnp.asarray([0.1, 0.2, -100.0, 100.0]))
+    dist = head.read(jnp.asarray([0.1, 0.2, -100.0, 100.0]), {})
     np.testing.assert_allclose(dist.mean, [0.1, 0.2])
     np.testing.assert_allclose(dist.log_std, [-5.0, 2.0])
     np.testing.assert_allclose(dist.mode(), [2 * np.tanh(0.1), 1.5 + 1.5 * np.tanh(0.2)], rtol=1e-6)
 
 
+def test_the_initial_distribution() -> None:
+    features = jnp.zeros((3, 5))
+    for head, wanted in (
+        (SquashedGaussianHead(LOW, HIGH), -1.5),
+        (SquashedGaussianHead(LOW, HIGH, log_std_init=-0.37), -0.37),
+    ):
+        params = head.init(jax.random.key(0), features)
+        dist = head.apply(params, features)
+        assert isinstance(dist, SquashedGaussian)
+        np.testing.assert_array_equal(dist.mean, 0.0)
+        np.testing.assert_allclose(dist.log_std, wanted, rtol=1e-6)
+    assert squashed_log_std(-4.9) == -4.9
+    for wrong in (-5.0, 2.0):
+        with pytest.raises(ConfigError, match=f"log_std_init: expected more than -5 and less than 2 .*, got {wrong:g}"):
+            squashed_log_std(wrong)
+
+
+def test_bounded_means_keep_the_ratios_of_saturated_actions() -> None:
+    """log q(a) - log p(a) for actions a of p against that of u in float64; rounding decides it without the bounds."""
+    noise = jnp.asarray(np.random.default_rng(0).normal(size=(1000, 1, 2)), jnp.float32)
+    raw = jnp.asarray([[[0.3, -4.0, -1.0, -1.0], [9.0, -30.0, -0.5, 0.5], [3.0, 1e6, -0.5, -9.0]]])
+    worst = {}
+    for bound in (5.0, None):
+        head = SquashedGaussianHead(LOW, HIGH, mean_bound=bound)
+        p, q = head.read(raw, {}), head.read(raw + 0.05, {})
+        scales = [[np.asarray(x, np.float64) for x in (d.mean, jnp.exp(d.log_std))] for d in (p, q)]
+        u = scales[0][0] + scales[0][1] * np.asarray(noise)
+        exact = np.subtract(*(stats.norm.logpdf(u, *scale).sum(-1) for scale in reversed(scales)))
+        action = p.perturbed(noise)
+        worst[bound] = np.abs(q.log_prob(action) - p.log_prob(action) - exact).max()
+    assert worst[5.0] < 2.0  # of wide policies, beyond the last action before the bound
+    assert worst[None] > 100.0
+    small = SquashedGaussianHead(LOW, HIGH, mean_bound=5.0).read(jnp.asarray([0.1, -0.2, 0.0, 0.0]), {})
+    np.testing.assert_allclose(small.mean, 5 * np.tanh([0.02, -0.04]), rtol=1e-6)
+
+
 def test_the_range_of_actions() -> None:
     spec = lambda action: EnvSpec("mine", (3,), action)  # noqa: E731
     assert action_range(spec(Box((2,), -1.0, np.asarray([1.0, 3.0])))) == ((-1.0, -1.0), (1.0, 3.0))
-    with pytest.raises(ConfigError, match="mine: expected bounded actions for SAC, got bounds -1 and inf"):
+    with pytest.raises(
+        ConfigError, match="mine: expected bounded actions for a squashed policy, got bounds -1 and inf"
+    ):
         action_range(spec(Box((2,), -1.0, np.inf)))
     with pytest.raises(ConfigError, match="expected a variant of ppo or pqn for mine, whose actions are discrete"):
         action_range(spec(Discrete(2)))

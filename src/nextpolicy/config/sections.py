@@ -43,8 +43,11 @@ class NetConfig(Settings):
     torso: Literal["auto", "mlp", "small-cnn", "nature", "impala"] = setting(
         "auto", "Network that encodes observations; auto selects it by their shape."
     )
-    policy: Literal["auto", "categorical", "gaussian"] = setting(
-        "auto", "Action distribution; auto selects it by the action space, and a mismatch is an error."
+    policy: Literal["auto", "categorical", "gaussian", "squashed"] = setting(
+        "auto",
+        "Action distribution; auto selects it by the action space and the algorithm, and a mismatch is an error. "
+        "squashed: tanh of a Gaussian whose deviation depends on the state. With SAC, only auto: its policy "
+        "is always squashed.",
     )
     hidden: tuple[int, ...] = setting((64, 64), "Widths of the dense layers.")
     activation: Literal["tanh", "relu", "silu"] = setting("tanh", "Activation of the dense layers.")
@@ -54,7 +57,10 @@ class NetConfig(Settings):
     )
     shared_torso: bool = setting(False, "Whether actor and critic share one torso.")
     log_std_init: float = setting(
-        0.0, "Initial log standard deviation of continuous actions; not SAC's.", low=-20, high=20
+        0.0,
+        "Initial log standard deviation of continuous actions, before tanh if squashed; not SAC's.",
+        low=-20,
+        high=20,
     )
     compute_dtype: Literal["auto", "float32", "bfloat16"] = setting(
         "auto",

@@ -13,7 +13,7 @@ from nextpolicy.core import running_stats
 from nextpolicy.envs.base import Box, Discrete, EnvSpec
 from nextpolicy.export import network
 from nextpolicy.export.numpy_policy import FORMAT, Arrays
-from nextpolicy.nets.squashed import LOG_STD
+from nextpolicy.nets.squashed import LOG_STD, MEAN_BOUND
 from nextpolicy.types import Array, PolicySnapshot, RunningStats
 
 Description = dict[str, Any]  # the content of policy.json
@@ -31,7 +31,7 @@ def describe(
     action = _action(spec)
     greedy = "epsilon" in snapshot.params  # the policy of a network of action values
     layers, arrays = network.describe(spec, config, snapshot.params["critic"] if greedy else snapshot.params)
-    distribution = {"kind": "categorical"} if action["kind"] == "discrete" else _gaussian(arrays)
+    distribution = {"kind": "categorical"} if action["kind"] == "discrete" else _gaussian(config, arrays)
     if greedy:
         distribution = {"kind": "epsilon_greedy", "epsilon": float(snapshot.params["epsilon"])}
     normaliser, statistics = _normaliser(snapshot.obs_stats if observation["divisor"] == 1 else None)
@@ -96,12 +96,13 @@ def _normaliser(stats: RunningStats | None) -> tuple[dict[str, Any] | None, Arra
     return {**about, "clip": running_stats.CLIP, "epsilon": running_stats.EPSILON}, arrays
 
 
-def _gaussian(arrays: Arrays) -> dict[str, Any]:
+def _gaussian(config: NetConfig, arrays: Arrays) -> dict[str, Any]:
     """The distribution over continuous actions. Only a `GaussianHead` has `log_std`, which is renamed in `arrays`."""
     if "head.log_std" in arrays:
         arrays["log_std"] = arrays.pop("head.log_std")
         return {"kind": "gaussian", "log_std": "log_std", "bounds": "clipped"}
-    return {"kind": "squashed_gaussian", "log_std_bounds": list(LOG_STD), "bounds": "tanh"}
+    mean_bound = MEAN_BOUND if config.policy == "squashed" else None  # None with SAC, which has policy=auto
+    return {"kind": "squashed_gaussian", "mean_bound": mean_bound, "log_std_bounds": list(LOG_STD), "bounds": "tanh"}
 
 
 def _action(spec: EnvSpec) -> dict[str, Any]:

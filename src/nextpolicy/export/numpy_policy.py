@@ -116,6 +116,8 @@ class Policy:
                 x = np.log(np.where(best, 1 - epsilon, 0.0) + epsilon / x.shape[-1])
         elif self._kind == "squashed_gaussian":
             mean, raw = np.split(x, 2, axis=-1)
+            bound = self.description["distribution"].get("mean_bound")
+            mean = mean if bound is None else bound * np.tanh(mean / bound)
             least, most = self.description["distribution"]["log_std_bounds"]
             x = np.concatenate([mean, least + (most - least) / 2 * (np.tanh(raw) + 1)], axis=-1)
         return x.reshape((*lead, x.shape[-1]))

@@ -161,11 +161,16 @@ def _continuous(graph: _Graph, description: dict[str, Any], mean: str) -> list[O
 
 def _squashed(graph: _Graph, description: dict[str, Any], x: str) -> list[Output]:
     """Append `action`, `mean` and `std` from outputs [N, 2 A]."""
-    space, (least, most) = description["action"], description["distribution"]["log_std_bounds"]
+    space, distribution = description["action"], description["distribution"]
+    (least, most), bound = distribution["log_std_bounds"], distribution["mean_bound"]
     size, batch = len(space["low"]), ["N", *space["shape"]]
     shape, axis = graph.constant([-1, *space["shape"]], np.int64), graph.constant([1], np.int64)
     at = [graph.constant([edge], np.int64) for edge in (0, size, 2 * size)]
-    mean = graph.add("Reshape", graph.add("Slice", x, at[0], at[1], axis), shape, output="mean")
+    mean = graph.add("Slice", x, at[0], at[1], axis)
+    if bound is not None:
+        share = graph.add("Tanh", graph.add("Mul", mean, graph.constant(1 / bound)))
+        mean = graph.add("Mul", share, graph.constant(bound))
+    mean = graph.add("Reshape", mean, shape, output="mean")
     raw = graph.add("Reshape", graph.add("Slice", x, at[1], at[2], axis), shape)
     spread = graph.add("Mul", graph.add("Tanh", raw), graph.constant((most - least) / 2))
     graph.add("Exp", graph.add("Add", spread, graph.constant((most + least) / 2)), output="std")

@@ -13,7 +13,15 @@ from nextpolicy.config import NetConfig
 from nextpolicy.core import running_stats
 from nextpolicy.envs.base import Box, Discrete, EnvSpec
 from nextpolicy.nets import check, fusion, heads, torsos
-from nextpolicy.types import Array, Networks, Params, PolicySnapshot, RunningStats
+from nextpolicy.nets.squashed import (
+    MEAN_BOUND,
+    SquashedGaussian,
+    SquashedGaussianHead,
+    action_range,
+    bounded,
+    squashed_log_std,
+)
+from nextpolicy.types import Array, Distribution, Networks, Params, PolicySnapshot, RunningStats
 
 _SMALLEST = {"small-cnn": 3, "nature": 36, "impala": 1}  # smallest side of an image, in pixels
 
@@ -37,7 +45,7 @@ def build(
     caller's `critic` maps each observation to one value. Both receive normalised observations as float32.
     """
     actor_module: nn.Module = Stack(make_torso(spec, config), _policy_head(spec, config)) if actor is None else actor
-    as_distribution = (lambda x: x) if actor is None else _wrap_output(spec)
+    as_distribution = (lambda x: x) if actor is None else _wrap_output(spec, config)
     if critic is not None:
         critic_module = critic
     elif config.shared_torso and actor is None:
@@ -63,10 +71,10 @@ def build(
         features = _features(actor_module, actor_params, obs) if shared else obs
         return {"actor": actor_params, "critic": critic_module.init(key_critic, features)}
 
-    def policy(snapshot: PolicySnapshot) -> Callable[[Array], heads.Distribution]:
+    def policy(snapshot: PolicySnapshot) -> Callable[[Array], Distribution]:
         run = bind(actor_module, snapshot.params)
 
-        def apply(obs: Array) -> heads.Distribution:
+        def apply(obs: Array) -> Distribution:
             return as_distribution(run(prepare(obs, snapshot.obs_stats)))
 
         return tabulated(apply, spec)
@@ -160,15 +168,26 @@ def _policy_head(spec: EnvSpec, config: NetConfig) -> nn.Module:
     if isinstance(spec.action, Discrete):
         return heads.CategoricalHead(spec.action.n, compute_dtype(config))
     if isinstance(spec.action, Box):
+        if config.policy == "squashed":
+            log_std = squashed_log_std(config.log_std_init)
+            return SquashedGaussianHead(*action_range(spec), compute_dtype(config), log_std, MEAN_BOUND)
         return heads.GaussianHead(spec.action.outputs, config.log_std_init, compute_dtype(config))
     return heads.MultiCategoricalHead(spec.action.sizes, compute_dtype(config))
 
 
-def _wrap_output(spec: EnvSpec) -> Callable[[Any], heads.Distribution]:
+def _wrap_output(spec: EnvSpec, config: NetConfig) -> Callable[[Any], Distribution]:
     """Converts a caller's actor output: (mean, log_std) for continuous actions, else logits, choice after choice."""
     if isinstance(spec.action, Discrete):
         return lambda logits: heads.Categorical(jax.nn.log_softmax(logits.astype(jnp.float32)))
     if isinstance(spec.action, Box):
-        return lambda out: heads.DiagonalGaussian(out[0], jnp.broadcast_to(out[1], out[0].shape))
+        bounds = action_range(spec) if config.policy == "squashed" else None
+
+        def wrap(out: tuple[Array, Array]) -> Distribution:
+            mean, log_std = out[0], jnp.broadcast_to(out[1], out[0].shape)
+            if bounds is None:
+                return heads.DiagonalGaussian(mean, log_std)
+            return SquashedGaussian(bounded(mean), log_std, *bounds)
+
+        return wrap
     head = heads.MultiCategoricalHead(spec.action.sizes)
     return lambda logits: head.read(logits.astype(jnp.float32), {})

@@ -45,9 +45,14 @@ def binder(torso: nn.Module, spec: EnvSpec, config: NetConfig) -> Callable[[list
     if isinstance(torso, torsos.MLP) and fused.supported(hidden, activation, norm):
         return mlps
     fits = isinstance(torso, torsos.SmallCNN)
-    if fits and fused_cnn.supported(spec.obs_shape, hidden, spec.action.outputs, activation):
+    if fits and fused_cnn.supported(spec.obs_shape, hidden, _outputs(spec, config), activation):
         return cnns
     return None
+
+
+def _outputs(spec: EnvSpec, config: NetConfig) -> int:
+    """The width of the actor's last layer."""
+    return spec.action.outputs * (2 if config.policy == "squashed" else 1)
 
 
 def on_gpu() -> bool:

@@ -134,9 +134,6 @@ class MultiCategorical(NamedTuple):
         return 1.0 - jnp.prod(1.0 - self._each.tv(other._each), axis=-1)
 
 
-Distribution = Categorical | MultiCategorical | DiagonalGaussian
-
-
 def _narrow_product(x: Array, kernel: Array, _: Any, **options: Any) -> Array:
     """x [..., F] @ kernel [F, A] for a small A, with the kernel transposed to [A, F] first.
 

@@ -17,6 +17,7 @@ from nextpolicy.settings import ConfigError
 from nextpolicy.types import Array
 
 LOG_STD = (-5.0, 2.0)  # bounds of log_std
+MEAN_BOUND = 5.0  # of means, where densities are computed from actions: float32 cannot tell tanh(9) from 1
 _EDGE = 1.0 - 1e-6  # actions at a bound are moved inside, where atanh is finite
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(32)  # for expectations under a standard normal
 
@@ -30,8 +31,20 @@ def action_range(spec: EnvSpec) -> tuple[tuple[float, ...], tuple[float, ...]]:
         for b in (spec.action.low, spec.action.high)
     )
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
-        raise ConfigError(f"{spec.id}: expected bounded actions for SAC, got bounds {low.min():g} and {high.max():g}")
+        raise ConfigError(
+            f"{spec.id}: expected bounded actions for a squashed policy, got bounds {low.min():g} and {high.max():g}"
+        )
     return tuple(low.tolist()), tuple(high.tolist())
+
+
+def squashed_log_std(value: float) -> float:
+    """`value`, an initial log_std. Raises `ConfigError` unless it lies between the bounds of log_std."""
+    least, most = LOG_STD
+    if not least < value < most:
+        raise ConfigError(
+            f"log_std_init: expected more than {least:g} and less than {most:g} for policy=squashed, got {value:g}"
+        )
+    return value
 
 
 @jax.tree_util.register_dataclass
@@ -79,7 +92,7 @@ class SquashedGaussian:
 
     def entropy(self) -> Array:
         """Of the actions scaled to [-1, 1]; sum_i H(u_i) + E[log(1 - tanh(u_i)^2)], by Gauss-Hermite quadrature."""
-        across = lambda x: x.astype(np.float32).reshape((1,) * self.mean.ndim + (-1,))  # noqa: E731
+        across = lambda x: x.astype(self.mean.dtype).reshape((1,) * self.mean.ndim + (-1,))  # noqa: E731
         u = self.mean[..., None] + jnp.exp(self.log_std)[..., None] * across(_NODES)
         slope = jnp.sum(_log_slope(u) * across(_WEIGHTS / math.sqrt(2 * math.pi)), axis=-1)
         return self.gaussian.entropy() + jnp.sum(slope, axis=-1)
@@ -93,20 +106,29 @@ class SquashedGaussian:
         return self.gaussian.tv(other.gaussian)
 
     def _squash(self, u: Array) -> Array:
-        middle, half = _middle_and_half(self.low, self.high, u.ndim)
+        middle, half = _middle_and_half(self.low, self.high, u)
         return middle + half * jnp.tanh(u)
 
 
 def to_unit(action: Array, low: tuple[float, ...], high: tuple[float, ...]) -> Array:
     """Actions [..., A] between their bounds, scaled to [-1, 1]."""
-    middle, half = _middle_and_half(low, high, action.ndim)
+    middle, half = _middle_and_half(low, high, action)
     return (action - middle) / half
 
 
-def _middle_and_half(low: tuple[float, ...], high: tuple[float, ...], ndim: int) -> tuple[np.ndarray, np.ndarray]:
-    """The middle of the bounds and half of their distance, [1, ..., A] with `ndim` axes."""
-    shaped = lambda x: np.asarray(x, np.float32).reshape((1,) * (ndim - 1) + (-1,))  # noqa: E731
+def _middle_and_half(low: tuple[float, ...], high: tuple[float, ...], like: Array) -> tuple[np.ndarray, np.ndarray]:
+    """The middle of the bounds and half of their distance, [1, ..., A] with the axes and the type of `like`."""
+    shaped = lambda x: np.asarray(x, like.dtype).reshape((1,) * (like.ndim - 1) + (-1,))  # noqa: E731
     return shaped(np.add(high, low) / 2), shaped(np.subtract(high, low) / 2)
+
+
+def bounded(mean: Array, bound: float = MEAN_BOUND) -> Array:
+    """Means bounded smoothly to [-bound, bound].
+
+    Of an action at its bound, u = atanh(a) is lost to rounding. A policy whose mean is far beyond could then compute
+    densities and ratios that overflow.
+    """
+    return bound * jnp.tanh(mean / bound)
 
 
 def _log_slope(u: Array) -> Array:
@@ -120,15 +142,26 @@ class SquashedGaussianHead(nn.Module):
     low: tuple[float, ...]
     high: tuple[float, ...]
     dtype: Any = jnp.float32
+    log_std_init: float = sum(LOG_STD) / 2
+    mean_bound: float | None = None
 
     @nn.compact
     def __call__(self, features: Array) -> SquashedGaussian:
-        out = nn.Dense(2 * len(self.low), kernel_init=nn.initializers.orthogonal(0.01), dtype=self.dtype)(features)
-        return self.read(out.astype(jnp.float32))
+        orthogonal = nn.initializers.orthogonal(0.01)
+        dense = nn.Dense(2 * len(self.low), kernel_init=orthogonal, bias_init=self._bias, dtype=self.dtype)
+        return self.read(dense(features).astype(jnp.float32), {})
 
     @nn.nowrap
-    def read(self, out: Array) -> SquashedGaussian:
+    def _bias(self, _: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+        """The bias with which `read` returns means of 0 and `log_std_init`."""
+        least, most = LOG_STD
+        raw = math.atanh(2 * (self.log_std_init - least) / (most - least) - 1)
+        return jnp.concatenate([jnp.zeros(shape[0] // 2, dtype), jnp.full(shape[0] // 2, raw, dtype)])
+
+    @nn.nowrap
+    def read(self, out: Array, _: Any) -> SquashedGaussian:
         """The distribution of float32 outputs [..., 2 A]: means, then what bounds turn into log standard deviations."""
         mean, raw = jnp.split(out, 2, axis=-1)
+        mean = mean if self.mean_bound is None else bounded(mean, self.mean_bound)
         least, most = LOG_STD
         return SquashedGaussian(mean, least + (most - least) / 2 * (jnp.tanh(raw) + 1.0), self.low, self.high)

@@ -214,11 +214,17 @@ def _env_options(config: TrainConfig, env: Any, env_params: Any) -> dict[str, An
 
 
 def _networks(config: TrainConfig, spec: EnvSpec, actor: nn.Module | None, critic: nn.Module | None) -> Networks:
-    fitting = "gaussian" if isinstance(spec.action, Box) else "categorical"
-    if config.net.policy not in ("auto", fitting):
-        kind = "discrete" if fitting == "categorical" else "continuous"
-        raise ConfigError(
-            f"policy: expected {fitting!r} for {spec.id}, whose actions are {kind}, got {config.net.policy!r}"
-        )
+    _check_policy(config, spec)
     check.own_modules(spec, actor, critic)
     return kinds.make(config, spec, actor, critic)
+
+
+def _check_policy(config: TrainConfig, spec: EnvSpec) -> None:
+    """The distribution must fit the actions; of SAC there is only one."""
+    continuous, chosen, algo = isinstance(spec.action, Box), config.net.policy, config.run.algo[0]
+    if chosen != "auto" and getattr(config.algorithm_class, "networks_kind", "") == "soft":
+        raise ConfigError(f"policy: expected 'auto' for {algo}, whose policy is always squashed, got {chosen!r}")
+    fitting = ["gaussian", "squashed"] if continuous else ["categorical"]
+    if chosen not in ("auto", *fitting):
+        wanted, kind = " or ".join(map(repr, fitting)), "continuous" if continuous else "discrete"
+        raise ConfigError(f"policy: expected {wanted} for {spec.id}, whose actions are {kind}, got {chosen!r}")
