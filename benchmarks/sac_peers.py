@@ -21,7 +21,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy.stats import ttest_ind
 
 import nextpolicy
 from nextpolicy.bench.brax_peer import OldJax
@@ -29,6 +28,7 @@ from nextpolicy.bench.work import parse_works
 from nextpolicy.config import ConfigError, TrainConfig, presets
 from nextpolicy.envs.brax import make
 from nextpolicy.run.job import make_job
+from peer_table import compared
 
 EPISODES = 128
 ENTROPY = -0.5  # Brax's, in agents/sac/losses.py
@@ -114,7 +114,7 @@ def table(files: list[Path]) -> str:
         alone, peer, many = (_rate(kinds.get(kind, [])) for kind in (("ours", False), ("brax", False), ("ours", True)))
         cells = [found["env"], f"{alone:.0f}", f"{peer:.0f}", f"{alone / peer:.2f}", f"{many:.0f}"]
         mine, other = (_scores(kinds.get(kind, [])) for kind in (("ours", True), ("brax", False)))
-        cells += [_score(mine), _score(other), _difference(mine, other)]
+        cells += compared(mine, other)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -125,18 +125,6 @@ def _rate(turns: list[dict[str, Any]]) -> float:
 
 def _scores(turns: list[dict[str, Any]]) -> list[float]:
     return [score for turn in turns for score in turn["score"]]
-
-
-def _score(scores: list[float]) -> str:
-    return f"{np.mean(scores):.0f} +- {np.std(scores, ddof=1):.0f} ({len(scores)})" if len(scores) > 1 else "-"
-
-
-def _difference(mine: list[float], other: list[float]) -> str:
-    if min(len(mine), len(other)) < 2:
-        return "-"
-    found = ttest_ind(mine, other, equal_var=False)
-    low, high = found.confidence_interval(0.95)
-    return f"{np.mean(mine) - np.mean(other):.0f} [{low:.0f}, {high:.0f}], p {found.pvalue:.2g}"
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import runpy
-import sys
 from pathlib import Path
 
 import jax
@@ -13,25 +12,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import nextpolicy
 from nextpolicy.config import presets
+
+from .scripts import SCRIPTS, complaint, run
 
 pytestmark = pytest.mark.quick_compilation
 
-SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 TINY = ["num_envs=4", "rollout_length=8", "minibatch_size=16", "hidden=8"]
 WORK = ":".join(["gymnax/CartPole-v1", "2", *TINY])
-
-
-def run(monkeypatch: pytest.MonkeyPatch, script: str, *arguments: str) -> None:
-    monkeypatch.setattr(sys, "argv", [script, *arguments])
-    runpy.run_path(str(SCRIPTS / script), run_name="__main__")
-
-
-def complaint(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], script: str, *arguments: str) -> str:
-    with pytest.raises(SystemExit):
-        run(monkeypatch, script, *arguments)
-    return capsys.readouterr().err.splitlines()[-1]
 
 
 def test_parts_are_those_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,79 +259,3 @@ def test_differences_need_their_columns_and_a_shared_environment(
         other.write_text(text)
         said = complaint(monkeypatch, capsys, "differences.py", str(members), "ppo", "ppo", "--other", str(other))
         assert message in said
-
-
-PEERS = [("ours", [0, 1, 2], 30.0, [1.0, 2.0, 6.0])]
-PEERS += [("ours", [seed], rate, [9.0]) for seed, rate in enumerate([10.0, 12.0, 20.0])]
-PEERS += [("brax", [seed], rate, [score]) for seed, (rate, score) in enumerate([(6.0, 4.0), (8.0, 5.0), (9.0, 9.0)])]
-
-
-def test_sac_beside_brax_compares_medians_of_rates_and_means_of_seeds(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    turns = [dict(zip(("who", "seeds", "steps_per_second", "score"), turn)) for turn in PEERS]
-    (tmp_path / "one.json").write_text(json.dumps({"env": "hopper", "turns": turns}))
-    run(monkeypatch, "sac_peers.py", "table", str(tmp_path / "one.json"))
-    *_, row = capsys.readouterr().out.splitlines()
-    welch = stats.ttest_ind([1.0, 2.0, 6.0], [4.0, 5.0, 9.0], equal_var=False)
-    low, high = welch.confidence_interval(0.95)
-    expected = ["hopper", "12", "8", "1.50", "30", "3 +- 3 (3)", "6 +- 3 (3)"]
-    assert [cell.strip() for cell in row.strip("|").split("|")] == [
-        *expected,
-        f"-3 [{low:.0f}, {high:.0f}], p {welch.pvalue:.2g}",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["hoper"], "environment: expected a known id, got 'brax/hoper'; nearest: brax/hopper"),
-        (["hopper", "--set", "hiden=3"], "set: expected one of gamma, hidden, "),
-        (["hopper", "--set", "entropy_per_action=-1", "--set", "tau=.1"], "set: expected one of gamma, hidden, "),
-        (["hopper", "--set", "tau=2", "--set", "gamma=.9"], "tau: expected"),
-        (["hopper", "--set", "num_envs=0"], "num_envs: expected"),
-        (["hopper", "--steps", "999"], "out: expected a new file or one with the same work, got"),
-    ],
-)
-def test_sac_beside_brax_says_what_it_takes(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    arguments: list[str],
-    message: str,
-) -> None:
-    out = tmp_path / "out.json"
-    out.write_text(json.dumps({"env": "hopper", "steps": 100, "turns": []}))
-    refusal = complaint(monkeypatch, capsys, "sac_peers.py", "run", *arguments, "--out", str(out))
-    assert refusal.startswith(f"sac_peers.py: error: {message}")
-    assert json.loads(out.read_text())["turns"] == []
-
-
-def test_sac_beside_brax_has_its_target_entropy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class SeenError(Exception):
-        pass
-
-    def train(env: str, **fields: object) -> None:
-        raise SeenError(env, fields)
-
-    monkeypatch.setattr(nextpolicy, "train", train)
-    words = ["run", "hopper", "--seeds", "2", "--steps", "4096", "--set", "tau=.1", "--out"]
-    with pytest.raises(SeenError) as caught:
-        run(monkeypatch, "sac_peers.py", *words, str(tmp_path / "out.json"))
-    env, fields = caught.value.args
-    assert env == "brax/hopper"
-    assert {name: str(fields[name]) for name in ("entropy_per_action", "tau", "total_env_steps", "seeds")} == {
-        "entropy_per_action": "-0.5",
-        "tau": ".1",
-        "total_env_steps": "4096",
-        "seeds": "[0, 1]",
-    }
-
-
-def test_sac_beside_brax_names_files_it_cannot_use(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    folder, missing = str(tmp_path), str(tmp_path / "missing.json")
-    said = complaint(monkeypatch, capsys, "sac_peers.py", "run", "hopper", "--out", folder)
-    assert said == f"sac_peers.py: error: out: expected a JSON file, got the folder {folder}"
-    assert missing in complaint(monkeypatch, capsys, "sac_peers.py", "table", missing)

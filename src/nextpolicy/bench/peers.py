@@ -160,7 +160,7 @@ def _load_purejaxrl(script: Path, backend: str | None, network: partial[ActorCri
     with _loading:
         module = _load_scripts(script)
     if hasattr(module, "gymnax"):
-        module.gymnax = types.SimpleNamespace(make=_legacy_gymnax)
+        module.gymnax = types.SimpleNamespace(make=legacy_gymnax)
     if backend is not None:  # the script has no setting for it; its wrapper uses positional
         module.BraxGymnaxWrapper = partial(module.BraxGymnaxWrapper, backend=backend)
     if network is not None:
@@ -170,36 +170,38 @@ def _load_purejaxrl(script: Path, backend: str | None, network: partial[ActorCri
 
 def _load_scripts(script: Path) -> Any:
     gymnax.import_gymnax()
-    _stand_in("navix")
-    chex = _stand_in("chex")
+    stand_in("navix")
+    chex = stand_in("chex")
     chex.PRNGKey = chex.Array = jax.Array
-    distrax = _stand_in("distrax")
+    distrax = stand_in("distrax")
     distrax.Categorical = lambda logits: _Distrax(Categorical(jax.nn.log_softmax(logits)))
     distrax.MultivariateNormalDiag = lambda mean, scale: _Distrax(
         DiagonalGaussian(mean, jnp.broadcast_to(jnp.log(scale), mean.shape))
     )
     import_brax()
-    _load("wrappers", script.with_name("wrappers.py"))
-    return _load(f"purejaxrl_{script.stem}", script)
+    load_script("wrappers", script.with_name("wrappers.py"))
+    return load_script(f"purejaxrl_{script.stem}", script)
 
 
-def _stand_in(name: str) -> Any:
+def stand_in(name: str) -> Any:
+    """An empty module in place of a package that is not installed."""
     module = sys.modules.get(name)
     if module is None or getattr(module, "__file__", None) is None:
         module = sys.modules[name] = types.ModuleType(name)
     return module
 
 
-def _load(name: str, path: Path) -> Any:
+def load_script(name: str, path: Path) -> Any:
+    """Import a file of a peer's checkout as a module."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ValueError(f"purejaxrl: expected a Python file, got {path}, which cannot be loaded")
+        raise ValueError(f"checkout: expected a Python file, got {path}, which cannot be loaded")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def _legacy_gymnax(name: str) -> Any:
+def legacy_gymnax(name: str) -> Any:
     """A gymnax 1.x environment with the five-value step of 0.x; a time limit counts as termination."""
     env, params = gymnax.import_gymnax().make(name)
 

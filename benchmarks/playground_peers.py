@@ -1,0 +1,134 @@
+"""Our PPO beside the one of MuJoCo Playground's authors on its control suite, at equal size, on one machine.
+
+    python benchmarks/playground_peers.py run ReacherEasy --out results/playground-peers/ReacherEasy.json
+    python benchmarks/playground_peers.py table results/playground-peers/*.json
+
+Playground trains with Brax's PPO. Both have the settings of the preset `playground`, which are the authors', in a size
+for a CPU, and the same torsos; `--set` changes the size. docs/playground.md lists what differs. As in the authors' run,
+which has more resets than rounds, Brax resets all environments before each of its rounds. A score is the mean return of
+128 episodes of the final policy, with sampled actions; rates are of training alone: ours of all seeds in one program,
+Brax's of one seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import nextpolicy
+from nextpolicy.bench.brax_peer import OldJax
+from nextpolicy.bench.work import parse_works
+from nextpolicy.config import ConfigError, TrainConfig, presets
+from nextpolicy.envs.playground import make
+from nextpolicy.run.job import make_job
+from peer_table import Turn, check_new, save, table
+
+EPISODES, UNROLL, REWARD_SCALE = 128, 30, 10.0
+PEER = "Brax's PPO"
+SIZE = {"num_envs": "64", "minibatch_size": "960", "hidden": "64,64"}
+
+
+def ours(config: TrainConfig, fields: dict[str, Any], seeds: int) -> Turn:
+    with tempfile.TemporaryDirectory() as folder:
+        run = nextpolicy.train(config.environment.env, algo="ppo", seeds=seeds, out=folder, quiet=True, **fields)
+        rates = run.metrics.groupby("round")["steps_per_second"].first().to_numpy()
+        score = run.evaluate(EPISODES, policy="behaviour", num_envs=EPISODES)["mean"].tolist()
+    return {"who": "ours", "steps_per_second": float(np.median(rates)), "score": score}
+
+
+def theirs(config: TrainConfig, seeds: int) -> Turn:
+    found = [trained(config, seed) for seed in range(seeds)]
+    rates = [row["training/sps"] for row in found[1:] or found]
+    score = [row["eval/episode_reward"] for row in found]
+    return {"who": "brax", "steps_per_second": float(np.median(rates)), "score": score}
+
+
+def trained(config: TrainConfig, seed: int) -> dict[str, float]:
+    """Brax's metrics at the end of a training."""
+    name = config.environment.env.removeprefix("playground/")
+    env = make(name, **config.environment.env_options)  # the same physics as ours
+    from brax.training.agents.ppo import networks, train
+    from mujoco_playground import wrapper
+    from mujoco_playground.config.dm_control_suite_params import brax_ppo_config
+
+    if not hasattr(jax, "device_put_replicated"):
+        train.jax = OldJax()  # brax 0.14.2 calls it, but newer versions of JAX do not have it
+    settings, theirs, seen = config.algorithm, brax_ppo_config(name), []
+    minibatch = settings.minibatch_size // UNROLL
+    hidden = config.net.hidden
+    train.train(
+        environment=env.env,
+        wrap_env_fn=wrapper.wrap_for_brax_training,
+        num_timesteps=config.num_rounds * config.batch_size,
+        episode_length=theirs.episode_length,
+        num_envs=config.environment.num_envs,
+        batch_size=minibatch,
+        num_minibatches=config.batch_size // settings.minibatch_size,
+        unroll_length=UNROLL,
+        num_updates_per_batch=settings.epochs,
+        learning_rate=settings.learning_rate,
+        discounting=settings.gamma,
+        clipping_epsilon=settings.clip,
+        gae_lambda=settings.lam,
+        entropy_cost=settings.entropy_coef,
+        reward_scaling=REWARD_SCALE,
+        normalize_observations=settings.normalise_obs,
+        network_factory=partial(
+            networks.make_ppo_networks, policy_hidden_layer_sizes=hidden, value_hidden_layer_sizes=hidden
+        ),
+        seed=seed,
+        num_evals=2,
+        num_eval_envs=EPISODES,
+        num_resets_per_eval=config.num_rounds,
+        progress_fn=lambda _, metrics: seen.append({key: float(value) for key, value in metrics.items()}),
+    )
+    print(f"{name}, seed {seed}: {seen[-1]['eval/episode_reward']:.1f}", flush=True)
+    return seen[-1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_subparsers(dest="part", required=True)
+    runner = parts.add_parser("run")
+    runner.add_argument("env", help="a task of the control suite, such as CartpoleBalance")
+    runner.add_argument("--seeds", type=int, default=5)
+    runner.add_argument("--steps", type=float, default=3e6)
+    runner.add_argument("--out", type=Path, required=True)
+    runner.add_argument("--set", nargs="*", default=[], action="extend", metavar="NAME=VALUE", help="fields of both")
+    parts.add_parser("table").add_argument("files", type=Path, nargs="+")
+    options = parser.parse_args()
+    try:
+        if options.part == "table":
+            print(table(options.files, PEER))
+            return
+        check_new(options.out)
+        if options.seeds < 1:
+            raise ConfigError(f"seeds: expected a whole number of at least 1, got {options.seeds}")
+        if wrong := [pair for pair in options.set if "=" not in pair]:
+            raise ConfigError(f"set: expected NAME=VALUE, got {wrong[0]!r}")
+        size = SIZE | dict(pair.split("=", 1) for pair in options.set)
+        if other := set(size) - set(SIZE):
+            raise ConfigError(f"set: expected one of {', '.join(SIZE)}, got {', '.join(sorted(other))}")
+        pairs = [f"{name}={value}" for name, value in size.items()] + [f"total_env_steps={options.steps:.0f}"]
+        (work,) = parse_works([f"playground/{options.env}"], "1", "", pairs)
+        config = presets.build(work.env, algo="ppo", **work.fields)
+        if config.algorithm.minibatch_size % UNROLL:
+            raise ConfigError(
+                f"minibatch_size: expected a multiple of {UNROLL}, Brax's unroll, got {config.algorithm.minibatch_size}"
+            )
+        make_job(config)  # raises if it cannot be trained
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    found = [ours(config, work.fields, options.seeds), theirs(config, options.seeds)]
+    save(options.out, {"env": work.env, "seeds": options.seeds, "fields": work.fields}, found)
+    print(table([options.out], PEER))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+"""The scripts of benchmarks/ that train a peer beside us say what they compare, and complain in one line."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+import nextpolicy
+
+from .scripts import SCRIPTS, complaint, run
+
+pytestmark = [pytest.mark.quick_compilation, pytest.mark.allow_rank_promotion, pytest.mark.allow_key_reuse]
+
+PEERS = [("ours", [0, 1, 2], 30.0, [1.0, 2.0, 6.0])]
+PEERS += [("ours", [seed], rate, [9.0]) for seed, rate in enumerate([10.0, 12.0, 20.0])]
+PEERS += [("brax", [seed], rate, [score]) for seed, (rate, score) in enumerate([(6.0, 4.0), (8.0, 5.0), (9.0, 9.0)])]
+
+
+def test_sac_beside_brax_compares_medians_of_rates_and_means_of_seeds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    turns = [dict(zip(("who", "seeds", "steps_per_second", "score"), turn)) for turn in PEERS]
+    (tmp_path / "one.json").write_text(json.dumps({"env": "hopper", "turns": turns}))
+    run(monkeypatch, "sac_peers.py", "table", str(tmp_path / "one.json"))
+    *_, row = capsys.readouterr().out.splitlines()
+    welch = stats.ttest_ind([1.0, 2.0, 6.0], [4.0, 5.0, 9.0], equal_var=False)
+    low, high = welch.confidence_interval(0.95)
+    expected = ["hopper", "12", "8", "1.50", "30", "3 +- 2.65 (3)", "6 +- 2.65 (3)"]
+    assert [cell.strip() for cell in row.strip("|").split("|")] == [
+        *expected,
+        f"-3 [{low:.3g}, {high:.3g}], p {welch.pvalue:.2g}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["hoper"], "environment: expected a known id, got 'brax/hoper'; nearest: brax/hopper"),
+        (["hopper", "--set", "hiden=3"], "set: expected one of gamma, hidden, "),
+        (["hopper", "--set", "entropy_per_action=-1", "--set", "tau=.1"], "set: expected one of gamma, hidden, "),
+        (["hopper", "--set", "tau=2", "--set", "gamma=.9"], "tau: expected"),
+        (["hopper", "--set", "num_envs=0"], "num_envs: expected"),
+        (["hopper", "--steps", "999"], "out: expected a new file or one with the same work, got"),
+    ],
+)
+def test_sac_beside_brax_says_what_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+) -> None:
+    out = tmp_path / "out.json"
+    out.write_text(json.dumps({"env": "hopper", "steps": 100, "turns": []}))
+    refusal = complaint(monkeypatch, capsys, "sac_peers.py", "run", *arguments, "--out", str(out))
+    assert refusal.startswith(f"sac_peers.py: error: {message}")
+    assert json.loads(out.read_text())["turns"] == []
+
+
+def test_sac_beside_brax_has_its_target_entropy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class SeenError(Exception):
+        pass
+
+    def train(env: str, **fields: object) -> None:
+        raise SeenError(env, fields)
+
+    monkeypatch.setattr(nextpolicy, "train", train)
+    words = ["run", "hopper", "--seeds", "2", "--steps", "4096", "--set", "tau=.1", "--out"]
+    with pytest.raises(SeenError) as caught:
+        run(monkeypatch, "sac_peers.py", *words, str(tmp_path / "out.json"))
+    env, fields = caught.value.args
+    assert env == "brax/hopper"
+    assert {name: str(fields[name]) for name in ("entropy_per_action", "tau", "total_env_steps", "seeds")} == {
+        "entropy_per_action": "-0.5",
+        "tau": ".1",
+        "total_env_steps": "4096",
+        "seeds": "[0, 1]",
+    }
+
+
+def test_sac_beside_brax_names_files_it_cannot_use(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder, missing = str(tmp_path), str(tmp_path / "missing.json")
+    said = complaint(monkeypatch, capsys, "sac_peers.py", "run", "hopper", "--out", folder)
+    assert said == f"sac_peers.py: error: out: expected a JSON file, got the folder {folder}"
+    assert missing in complaint(monkeypatch, capsys, "sac_peers.py", "table", missing)
+
+
+def write_pqn_script(checkout: Path) -> None:
+    """A peer that needs all stubs. Two episodes end in each round; in the last tenth their mean is 1 + key[1] % 7."""
+    (checkout / "purejaxql").mkdir()
+    (checkout / "purejaxql" / "pqn_minatar.py").write_text(
+        """
+import chex, gymnax, hydra, jax, jax.numpy as jnp, wandb
+from gymnax.wrappers.purerl import LogWrapper
+from omegaconf import OmegaConf
+
+@chex.dataclass(frozen=True)
+class Transition:
+    obs: chex.Array
+    reward: chex.ndarray
+
+def make_train(config):
+    env, params = gymnax.make(config["ENV_NAME"])
+    env = LogWrapper(env)
+    rounds = config["TOTAL_TIMESTEPS"] // config["NUM_STEPS"] // config["NUM_ENVS"]
+    assert (config["NUM_MINIBATCHES"], config["NUM_EPOCHS"], config["LAMBDA"]) == (32, 2, 0.65)
+
+    def train(key):
+        obs, state = env.reset(key, params)
+        _, _, reward, done, info = env.step(key, state, 0, params)
+        Transition(obs=obs, reward=reward)
+        late = jnp.arange(rounds) >= rounds - rounds // 10
+        ended = jnp.ones(rounds) * 2 / 4096 + info["ended"] * 0
+        return {"metrics": {"ended": ended, "ended_return": (2 + 2 * (key[1] % 7)) * late / 4096}}
+
+    return train
+
+@hydra.main(version_base=None)
+def main(config):
+    raise SystemExit
+""",
+        encoding="utf-8",
+    )
+
+
+def test_pqn_beside_purejaxql_scores_the_episodes_of_the_last_tenth(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    class Ours:
+        metrics = pd.DataFrame({"round": [0, 0, 1, 1, 2, 2], "steps_per_second": [8.0, 8, 30, 30, 10, 10]})
+
+        def scores(self) -> pd.DataFrame:
+            return pd.DataFrame({"score": [6.0, 8.0]})
+
+    def train(env: str, **fields: object) -> Ours:
+        assert (env, fields["algo"], fields["seeds"]) == ("gymnax/Breakout-MinAtar", "pqn", 2)
+        return Ours()
+
+    monkeypatch.setattr(nextpolicy, "train", train)
+    write_pqn_script(tmp_path)
+    out = tmp_path / "found.json"
+    words = ["run", "Breakout", "--purejaxql", str(tmp_path), "--seeds", "2", "--steps", "90112", "--out", str(out)]
+    run(monkeypatch, "pqn_peers.py", *words)
+    *_, row = capsys.readouterr().out.splitlines()
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    theirs = [1.0 + int(key[1]) % 7 for key in jax.random.split(jax.random.PRNGKey(0), 2)]
+    spread = f"{np.mean(theirs):.3g} +- {np.std(theirs, ddof=1):.3g} (2)"
+    assert cells[:2] + cells[4:6] == ["Breakout-MinAtar", "10", "7 +- 1.41 (2)", spread]
+    welch = stats.ttest_ind([6.0, 8.0], theirs, equal_var=False)
+    low, high = welch.confidence_interval(0.95)
+    assert cells[6] == f"{7 - np.mean(theirs):.3g} [{low:.3g}, {high:.3g}], p {welch.pvalue:.2g}"
+    assert f"out: expected a new file, got {out}" in complaint(monkeypatch, capsys, "pqn_peers.py", *words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["Breakut"],
+            "environment: expected a known id, got 'gymnax/Breakut-MinAtar'; nearest: gymnax/Breakout-MinAtar",
+        ),
+        (["Breakout", "--seeds", "0"], "seeds: expected a whole number of at least 1, got 0"),
+        (["Breakout", "--steps", "0"], "total_env_steps: expected"),
+        (["Breakout"], "purejaxql: expected a checkout that has purejaxql/pqn_minatar.py, got"),
+    ],
+)
+def test_pqn_beside_purejaxql_says_what_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+) -> None:
+    if message[:9] != "purejaxql":
+        write_pqn_script(tmp_path)
+    out = str(tmp_path / "out.json")
+    words = ["run", *arguments, "--purejaxql", str(tmp_path), "--out", out]
+    assert complaint(monkeypatch, capsys, "pqn_peers.py", *words).startswith(f"pqn_peers.py: error: {message}")
+
+
+def test_returns_of_pqns_peer_are_of_whole_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    wrap = runpy.run_path(str(SCRIPTS / "pqn_peers.py"))["Returns"]
+
+    class Countdown:
+        """Rewards 1, 2, 3; then the episode ends."""
+
+        def reset(self, key: object, params: object) -> tuple[int, int]:
+            return 0, 0
+
+        def step(self, key: object, state: int, action: object, params: object) -> tuple[int, int, float, float, dict]:
+            step = state % 3 + 1
+            return step, step, float(step), float(step == 3), {}
+
+    env = wrap(Countdown())
+    _, state = env.reset(None, None)
+    found = []
+    for _ in range(6):
+        *_, info = stepped = env.step(None, state, 0, None)
+        state = stepped[1]
+        found.append((float(info["ended"]), float(info["ended_return"])))
+    assert found == [(0, 0), (0, 0), (1, 6)] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ReacherEas"], "environment: expected a known id, got 'playground/ReacherEas'; nearest: playground/Reacher"),
+        (["ReacherEasy", "--seeds", "0"], "seeds: expected a whole number of at least 1, got 0"),
+        (["ReacherEasy", "--steps", "0"], "total_env_steps: expected"),
+        (["ReacherEasy", "--set", "gamma=.9"], "set: expected one of num_envs, minibatch_size, hidden, got gamma"),
+        (["ReacherEasy", "--set", "hidden"], "set: expected NAME=VALUE, got 'hidden'"),
+        (["ReacherEasy", "--set", "minibatch_size=64"], "minibatch_size: expected a multiple of 30, Brax's unroll"),
+    ],
+)
+def test_playground_beside_its_trainer_says_what_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+) -> None:
+    said = complaint(monkeypatch, capsys, "playground_peers.py", "run", *arguments, "--out", str(tmp_path / "out.json"))
+    assert said.startswith(f"playground_peers.py: error: {message}")
+
+
+def test_playground_beside_its_trainer_has_the_same_rounds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    class Ours:
+        metrics = pd.DataFrame({"round": [0, 1, 2], "steps_per_second": [8.0, 30, 10]})
+
+        def evaluate(self, episodes: int, policy: str, num_envs: int) -> pd.DataFrame:
+            assert (episodes, policy) == (128, "behaviour")
+            return pd.DataFrame({"mean": [6.0, 8.0]})
+
+    seen: list[dict[str, Any]] = []
+
+    def train(**settings: Any) -> None:
+        seen.append(settings)
+        last = {"eval/episode_reward": 3.0 + 2 * settings["seed"], "training/sps": 5.0}
+        for metrics in ({"eval/episode_reward": 0.0}, last):
+            settings["progress_fn"](0, metrics)
+
+    from brax.training.agents.ppo import train as brax_train
+
+    monkeypatch.setattr(nextpolicy, "train", lambda *_, **__: Ours())
+    monkeypatch.setattr(brax_train, "train", train)
+    out = str(tmp_path / "out.json")
+    words = ["run", "CartpoleBalance", "--seeds", "2", "--steps", "46080", "--set", "num_envs=32", "--out", out]
+    run(monkeypatch, "playground_peers.py", *words)
+    row = capsys.readouterr().out.splitlines()[-1]
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[:6] == ["CartpoleBalance", "10", "5", "2.00", "7 +- 1.41 (2)", "4 +- 1.41 (2)"]
+    names = ("num_envs", "batch_size", "num_minibatches", "unroll_length", "num_timesteps", "num_resets_per_eval")
+    # 16 minibatches of 32 unrolls of 30 steps: 3 rounds of 15,360 steps.
+    assert [seen[0][name] for name in names] == [32, 32, 16, 30, 46080, 3]
+    assert f"out: expected a new file, got {out}" in complaint(monkeypatch, capsys, "playground_peers.py", *words)
