@@ -1,8 +1,10 @@
-"""Scores and rates of ours beside those of one peer, for the scripts `*_peers.py`."""
+"""Arguments and tables of the scripts `*_peers.py`, which train ours beside one peer."""
 
 from __future__ import annotations
 
+import argparse
 import json
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,46 @@ import jax
 import numpy as np
 from scipy.stats import ttest_ind
 
-from nextpolicy.config import ConfigError
+from nextpolicy.bench.work import parse_works
+from nextpolicy.config import ConfigError, TrainConfig, presets
+from nextpolicy.run.job import make_job
 
 Turn = dict[str, Any]  # who, steps_per_second, score (one of each seed)
+
+
+def parsers(doc: str, about: str, seeds: int, steps: float) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """Parsers of a script and of its part `run`, which trains on one environment; `table` prints what `run` wrote."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_subparsers(dest="part", required=True)
+    runner = parts.add_parser("run")
+    runner.add_argument("env", help=about)
+    runner.add_argument("--seeds", type=int, default=seeds)
+    runner.add_argument("--steps", type=float, default=steps)
+    runner.add_argument("--out", type=Path, required=True)
+    parts.add_parser("table").add_argument("files", type=Path, nargs="+")
+    return parser, runner
+
+
+def work_of(
+    env: str,
+    algo: str,
+    options: argparse.Namespace,
+    fields: Mapping[str, str] | None = None,
+    shared: Collection[str] = (),
+) -> tuple[dict[str, Any], TrainConfig]:
+    """The fields that ours and the peer train with, `fields` and those of `--set`, and their config."""
+    if options.seeds < 1:
+        raise ConfigError(f"seeds: expected a whole number of at least 1, got {options.seeds}")
+    pairs = getattr(options, "set", [])
+    named = {pair.split("=")[0] for pair in pairs}
+    if other := named - set(shared):
+        raise ConfigError(f"set: expected one of {', '.join(sorted(shared))}, got {', '.join(sorted(other))}")
+    preset = {name: value for name, value in (fields or {}).items() if name not in named}
+    preset["total_env_steps"] = f"{options.steps:.0f}"
+    (work,) = parse_works([env], "1", "", [*(f"{name}={value}" for name, value in preset.items()), *pairs])
+    config = presets.build(work.env, algo=algo, **work.fields)
+    make_job(config)  # raises if it cannot be trained
+    return work.fields, config
 
 
 def compared(mine: list[float], other: list[float]) -> list[str]:
@@ -26,8 +65,9 @@ def check_new(out: Path) -> None:
         raise ConfigError(f"out: expected a new file, got {out}; name another one")
 
 
-def save(out: Path, work: dict[str, Any], turns: list[Turn]) -> None:
+def save(out: Path, config: TrainConfig, fields: dict[str, Any], turns: list[Turn]) -> None:
     """Write what was compared and what was found."""
+    work = {"env": config.environment.env, "seeds": len(turns[0]["score"]), "fields": fields}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps({**work, "device": jax.devices()[0].device_kind, "turns": turns}, indent=1) + "\n")
 

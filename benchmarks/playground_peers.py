@@ -12,10 +12,8 @@ Brax's of one seed.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,11 +21,9 @@ import numpy as np
 
 import nextpolicy
 from nextpolicy.bench.brax_peer import OldJax
-from nextpolicy.bench.work import parse_works
-from nextpolicy.config import ConfigError, TrainConfig, presets
+from nextpolicy.config import ConfigError, TrainConfig
 from nextpolicy.envs.playground import make
-from nextpolicy.run.job import make_job
-from peer_table import Turn, check_new, save, table
+from peer_table import Turn, check_new, parsers, save, table, work_of
 
 EPISODES, UNROLL, REWARD_SCALE = 128, 30, 10.0
 PEER = "Brax's PPO"
@@ -93,40 +89,23 @@ def trained(config: TrainConfig, seed: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = parser.add_subparsers(dest="part", required=True)
-    runner = parts.add_parser("run")
-    runner.add_argument("env", help="a task of the control suite, such as CartpoleBalance")
-    runner.add_argument("--seeds", type=int, default=5)
-    runner.add_argument("--steps", type=float, default=3e6)
-    runner.add_argument("--out", type=Path, required=True)
+    parser, runner = parsers(__doc__, "a task of the control suite, such as CartpoleBalance", seeds=5, steps=3e6)
     runner.add_argument("--set", nargs="*", default=[], action="extend", metavar="NAME=VALUE", help="fields of both")
-    parts.add_parser("table").add_argument("files", type=Path, nargs="+")
     options = parser.parse_args()
     try:
         if options.part == "table":
             print(table(options.files, PEER))
             return
         check_new(options.out)
-        if options.seeds < 1:
-            raise ConfigError(f"seeds: expected a whole number of at least 1, got {options.seeds}")
-        if wrong := [pair for pair in options.set if "=" not in pair]:
-            raise ConfigError(f"set: expected NAME=VALUE, got {wrong[0]!r}")
-        size = SIZE | dict(pair.split("=", 1) for pair in options.set)
-        if other := set(size) - set(SIZE):
-            raise ConfigError(f"set: expected one of {', '.join(SIZE)}, got {', '.join(sorted(other))}")
-        pairs = [f"{name}={value}" for name, value in size.items()] + [f"total_env_steps={options.steps:.0f}"]
-        (work,) = parse_works([f"playground/{options.env}"], "1", "", pairs)
-        config = presets.build(work.env, algo="ppo", **work.fields)
+        fields, config = work_of(f"playground/{options.env}", "ppo", options, SIZE, SIZE)
         if config.algorithm.minibatch_size % UNROLL:
             raise ConfigError(
                 f"minibatch_size: expected a multiple of {UNROLL}, Brax's unroll, got {config.algorithm.minibatch_size}"
             )
-        make_job(config)  # raises if it cannot be trained
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    found = [ours(config, work.fields, options.seeds), theirs(config, options.seeds)]
-    save(options.out, {"env": work.env, "seeds": options.seeds, "fields": work.fields}, found)
+    found = [ours(config, fields, options.seeds), theirs(config, options.seeds)]
+    save(options.out, config, fields, found)
     print(table([options.out], PEER))
 
 

@@ -12,7 +12,6 @@ last tenth of the rounds; rates are of training alone, after compilation.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 import types
@@ -26,10 +25,8 @@ from flax import struct
 
 import nextpolicy
 from nextpolicy.bench.peers import legacy_gymnax, load_script, stand_in
-from nextpolicy.bench.work import parse_works
-from nextpolicy.config import ConfigError, TrainConfig, presets
-from nextpolicy.run.job import make_job
-from peer_table import Turn, check_new, save, table
+from nextpolicy.config import ConfigError, TrainConfig
+from peer_table import Turn, check_new, parsers, save, table, work_of
 
 PEER = "PureJaxQL"
 
@@ -123,35 +120,19 @@ def their_settings(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def run(config: TrainConfig, fields: dict[str, Any], checkout: Path, seeds: int, out: Path) -> None:
-    """Ours, then theirs."""
-    work = {"env": config.environment.env, "seeds": seeds, "fields": fields}
-    save(out, work, [ours(config, fields, seeds), theirs(config, checkout, seeds)])
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = parser.add_subparsers(dest="part", required=True)
-    runner = parts.add_parser("run")
-    runner.add_argument("game", help="a game of MinAtar, such as Breakout")
+    parser, runner = parsers(__doc__, "a game of MinAtar, such as Breakout", seeds=8, steps=1e6)
     runner.add_argument("--purejaxql", type=Path, required=True)
-    runner.add_argument("--seeds", type=int, default=8)
-    runner.add_argument("--steps", type=float, default=1e6)
-    runner.add_argument("--out", type=Path, required=True)
-    parts.add_parser("table").add_argument("files", type=Path, nargs="+")
     options = parser.parse_args()
     try:
         if options.part == "table":
             print(table(options.files, PEER))
             return
         check_new(options.out)
-        if options.seeds < 1:
-            raise ConfigError(f"seeds: expected a whole number of at least 1, got {options.seeds}")
         script_of(options.purejaxql)
-        (work,) = parse_works([f"gymnax/{options.game}-MinAtar"], "1", "", [f"total_env_steps={options.steps:.0f}"])
-        config = presets.build(work.env, algo="pqn", **work.fields)
-        make_job(config)  # raises if it cannot be trained
-        run(config, work.fields, options.purejaxql, options.seeds, options.out)
+        fields, config = work_of(f"gymnax/{options.env}-MinAtar", "pqn", options)
+        found = [ours(config, fields, options.seeds), theirs(config, options.purejaxql, options.seeds)]
+        save(options.out, config, fields, found)
         print(table([options.out], PEER))
     except (OSError, ValueError) as error:
         parser.error(str(error))

@@ -13,7 +13,6 @@ and goes on where it stopped.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from pathlib import Path
@@ -24,11 +23,9 @@ import numpy as np
 
 import nextpolicy
 from nextpolicy.bench.brax_peer import OldJax
-from nextpolicy.bench.work import parse_works
-from nextpolicy.config import ConfigError, TrainConfig, presets
+from nextpolicy.config import ConfigError, TrainConfig
 from nextpolicy.envs.brax import make
-from nextpolicy.run.job import make_job
-from peer_table import compared
+from peer_table import compared, parsers, work_of
 
 EPISODES = 128
 ENTROPY = -0.5  # Brax's, in agents/sac/losses.py
@@ -128,15 +125,8 @@ def _scores(turns: list[dict[str, Any]]) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = parser.add_subparsers(dest="part", required=True)
-    runner = parts.add_parser("run")
-    runner.add_argument("env")
-    runner.add_argument("--seeds", type=int, default=8)
-    runner.add_argument("--steps", type=float, default=2e6)
-    runner.add_argument("--out", type=Path, required=True)
+    parser, runner = parsers(__doc__, "a task of Brax, such as hopper", seeds=8, steps=2e6)
     runner.add_argument("--set", nargs="*", default=[], action="extend", metavar="NAME=VALUE", help="fields of both")
-    parts.add_parser("table").add_argument("files", type=Path, nargs="+")
     options = parser.parse_args()
     try:
         if options.part == "table":
@@ -144,16 +134,11 @@ def main() -> None:
             return
         if options.out.is_dir():
             raise ConfigError(f"out: expected a JSON file, got the folder {options.out}")
-        if other := {pair.split("=")[0] for pair in options.set} - SHARED:
-            raise ConfigError(f"set: expected one of {', '.join(sorted(SHARED))}, got {', '.join(sorted(other))}")
-        pairs = [f"entropy_per_action={ENTROPY}", *options.set, f"total_env_steps={options.steps:.0f}"]
-        (work,) = parse_works([f"brax/{options.env}"], "1", "", pairs)
-        config = presets.build(work.env, algo="sac", **work.fields)
-        make_job(config)  # raises if it cannot be trained
+        fields, config = work_of(f"brax/{options.env}", "sac", options, {"entropy_per_action": str(ENTROPY)}, SHARED)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     try:
-        run(config, work.fields, options.seeds, options.out)
+        run(config, fields, options.seeds, options.out)
     except ConfigError as error:
         parser.error(str(error))
 

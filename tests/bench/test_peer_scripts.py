@@ -40,31 +40,6 @@ def test_sac_beside_brax_compares_medians_of_rates_and_means_of_seeds(
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["hoper"], "environment: expected a known id, got 'brax/hoper'; nearest: brax/hopper"),
-        (["hopper", "--set", "hiden=3"], "set: expected one of gamma, hidden, "),
-        (["hopper", "--set", "entropy_per_action=-1", "--set", "tau=.1"], "set: expected one of gamma, hidden, "),
-        (["hopper", "--set", "tau=2", "--set", "gamma=.9"], "tau: expected"),
-        (["hopper", "--set", "num_envs=0"], "num_envs: expected"),
-        (["hopper", "--steps", "999"], "out: expected a new file or one with the same work, got"),
-    ],
-)
-def test_sac_beside_brax_says_what_it_takes(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    arguments: list[str],
-    message: str,
-) -> None:
-    out = tmp_path / "out.json"
-    out.write_text(json.dumps({"env": "hopper", "steps": 100, "turns": []}))
-    refusal = complaint(monkeypatch, capsys, "sac_peers.py", "run", *arguments, "--out", str(out))
-    assert refusal.startswith(f"sac_peers.py: error: {message}")
-    assert json.loads(out.read_text())["turns"] == []
-
-
 def test_sac_beside_brax_has_its_target_entropy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class SeenError(Exception):
         pass
@@ -133,6 +108,73 @@ def main(config):
     )
 
 
+@pytest.mark.parametrize(
+    ("peer", "arguments", "message"),
+    [
+        ("sac", ["hoper"], "environment: expected a known id, got 'brax/hoper'; nearest: brax/hopper"),
+        ("sac", ["hopper", "--set", "hiden=3"], "set: expected one of gamma, hidden, "),
+        (
+            "sac",
+            ["hopper", "--set", "entropy_per_action=-1", "--set", "tau=.1"],
+            "set: expected one of gamma, hidden, ",
+        ),
+        ("sac", ["hopper", "--set", "tau=2", "--set", "gamma=.9"], "tau: expected"),
+        ("sac", ["hopper", "--set", "num_envs=0"], "num_envs: expected"),
+        ("sac", ["hopper", "--seeds", "0"], "seeds: expected a whole number of at least 1, got 0"),
+        ("sac", ["hopper", "--steps", "999"], "out: expected a new file or one with the same work, got"),
+        (
+            "pqn",
+            ["Breakut"],
+            "environment: expected a known id, got 'gymnax/Breakut-MinAtar'; nearest: gymnax/Breakout-",
+        ),
+        ("pqn", ["Breakout", "--seeds", "0"], "seeds: expected a whole number of at least 1, got 0"),
+        ("pqn", ["Breakout", "--steps", "0"], "total_env_steps: expected"),
+        ("pqn", ["Breakout", "--purejaxql", "."], "purejaxql: expected a checkout that has purejaxql/pqn_minatar.py"),
+        (
+            "playground",
+            ["ReacherEas"],
+            "environment: expected a known id, got 'playground/ReacherEas'; nearest: playgro",
+        ),
+        ("playground", ["ReacherEasy", "--seeds", "0"], "seeds: expected a whole number of at least 1, got 0"),
+        ("playground", ["ReacherEasy", "--steps", "nan"], "total_env_steps: expected"),
+        (
+            "playground",
+            ["ReacherEasy", "--set", "gamma=.9"],
+            "set: expected one of hidden, minibatch_size, num_envs, got",
+        ),
+        (
+            "playground",
+            ["ReacherEasy", "--set", "hidden"],
+            "set: expected NAME=VALUE with a field of the configuration",
+        ),
+        ("playground", ["ReacherEasy", "--set", "hidden=8", "hidden=9"], "set: expected hidden once, got it more than"),
+        (
+            "playground",
+            ["ReacherEasy", "--set", "minibatch_size=64"],
+            "minibatch_size: expected a multiple of 30, Brax",
+        ),
+    ],
+)
+def test_a_peer_script_says_what_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    peer: str,
+    arguments: list[str],
+    message: str,
+) -> None:
+    out = tmp_path / "out.json"
+    if peer == "sac":
+        out.write_text(json.dumps({"env": "hopper", "steps": 100, "turns": []}))
+    if peer == "pqn":
+        write_pqn_script(tmp_path)
+        arguments = ["--purejaxql", str(tmp_path), *arguments]
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    said = complaint(monkeypatch, capsys, f"{peer}_peers.py", "run", "--out", str(out), *arguments)
+    assert said.startswith(f"{peer}_peers.py: error: {message}")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
 def test_pqn_beside_purejaxql_scores_the_episodes_of_the_last_tenth(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -162,32 +204,6 @@ def test_pqn_beside_purejaxql_scores_the_episodes_of_the_last_tenth(
     assert f"out: expected a new file, got {out}" in complaint(monkeypatch, capsys, "pqn_peers.py", *words)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["Breakut"],
-            "environment: expected a known id, got 'gymnax/Breakut-MinAtar'; nearest: gymnax/Breakout-MinAtar",
-        ),
-        (["Breakout", "--seeds", "0"], "seeds: expected a whole number of at least 1, got 0"),
-        (["Breakout", "--steps", "0"], "total_env_steps: expected"),
-        (["Breakout"], "purejaxql: expected a checkout that has purejaxql/pqn_minatar.py, got"),
-    ],
-)
-def test_pqn_beside_purejaxql_says_what_it_takes(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    arguments: list[str],
-    message: str,
-) -> None:
-    if message[:9] != "purejaxql":
-        write_pqn_script(tmp_path)
-    out = str(tmp_path / "out.json")
-    words = ["run", *arguments, "--purejaxql", str(tmp_path), "--out", out]
-    assert complaint(monkeypatch, capsys, "pqn_peers.py", *words).startswith(f"pqn_peers.py: error: {message}")
-
-
 def test_returns_of_pqns_peer_are_of_whole_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(SCRIPTS)
     wrap = runpy.run_path(str(SCRIPTS / "pqn_peers.py"))["Returns"]
@@ -210,28 +226,6 @@ def test_returns_of_pqns_peer_are_of_whole_episodes(monkeypatch: pytest.MonkeyPa
         state = stepped[1]
         found.append((float(info["ended"]), float(info["ended_return"])))
     assert found == [(0, 0), (0, 0), (1, 6)] * 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["ReacherEas"], "environment: expected a known id, got 'playground/ReacherEas'; nearest: playground/Reacher"),
-        (["ReacherEasy", "--seeds", "0"], "seeds: expected a whole number of at least 1, got 0"),
-        (["ReacherEasy", "--steps", "0"], "total_env_steps: expected"),
-        (["ReacherEasy", "--set", "gamma=.9"], "set: expected one of num_envs, minibatch_size, hidden, got gamma"),
-        (["ReacherEasy", "--set", "hidden"], "set: expected NAME=VALUE, got 'hidden'"),
-        (["ReacherEasy", "--set", "minibatch_size=64"], "minibatch_size: expected a multiple of 30, Brax's unroll"),
-    ],
-)
-def test_playground_beside_its_trainer_says_what_it_takes(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    arguments: list[str],
-    message: str,
-) -> None:
-    said = complaint(monkeypatch, capsys, "playground_peers.py", "run", *arguments, "--out", str(tmp_path / "out.json"))
-    assert said.startswith(f"playground_peers.py: error: {message}")
 
 
 def test_playground_beside_its_trainer_has_the_same_rounds(
