@@ -3,44 +3,34 @@
     python benchmarks/playground_peers.py run ReacherEasy --out results/playground-peers/ReacherEasy.json
     python benchmarks/playground_peers.py table results/playground-peers/*.json
 
-Playground trains with Brax's PPO. Both have the settings of the preset `playground`, which are the authors', in a size
-for a CPU, and the same torsos; `--set` changes the size. docs/playground.md lists what differs. As in the authors' run,
-which has more resets than rounds, Brax resets all environments before each of its rounds. A score is the mean return of
-128 episodes of the final policy, with sampled actions; rates are of training alone: ours of all seeds in one program,
-Brax's of one seed.
+Playground trains with Brax's PPO. Both have the settings of the preset `playground`, which are the authors', and the
+same torsos, in a size for a CPU or that of `--set`. Brax resets all environments after each round; so does the authors'
+training, which has more resets than rounds. docs/playground.md lists what else differs. A score is the mean return of
+128 episodes of the final policy, with sampled actions. Rates are of training alone: ours of all seeds in one program,
+the median over rounds; Brax's of one seed after another, the median of their last rounds, without the resets.
 """
 
 from __future__ import annotations
 
-import tempfile
 from functools import partial
-from typing import Any
 
 import jax
 import numpy as np
 
-import nextpolicy
 from nextpolicy.bench.brax_peer import OldJax
 from nextpolicy.config import ConfigError, TrainConfig
-from nextpolicy.envs.playground import make
-from peer_table import Turn, check_new, parsers, save, table, work_of
+from nextpolicy.envs.playground import ROBOTS, make
+from peer_table import EPISODES, Turn, check_new, evaluated, ours, parsers, save, table, work_of
 
-EPISODES, UNROLL, REWARD_SCALE = 128, 30, 10.0
+UNROLL, REWARD_SCALE = 30, 10.0
 PEER = "Brax's PPO"
 SIZE = {"num_envs": "64", "minibatch_size": "960", "hidden": "64,64"}
 
 
-def ours(config: TrainConfig, fields: dict[str, Any], seeds: int) -> Turn:
-    with tempfile.TemporaryDirectory() as folder:
-        run = nextpolicy.train(config.environment.env, algo="ppo", seeds=seeds, out=folder, quiet=True, **fields)
-        rates = run.metrics.groupby("round")["steps_per_second"].first().to_numpy()
-        score = run.evaluate(EPISODES, policy="behaviour", num_envs=EPISODES)["mean"].tolist()
-    return {"who": "ours", "steps_per_second": float(np.median(rates)), "score": score}
-
-
 def theirs(config: TrainConfig, seeds: int) -> Turn:
     found = [trained(config, seed) for seed in range(seeds)]
-    rates = [row["training/sps"] for row in found[1:] or found]
+    # Brax takes the steps of all rounds, but the time of the last.
+    rates = [row["training/sps"] / config.num_rounds for row in found]
     score = [row["eval/episode_reward"] for row in found]
     return {"who": "brax", "steps_per_second": float(np.median(rates)), "score": score}
 
@@ -55,16 +45,15 @@ def trained(config: TrainConfig, seed: int) -> dict[str, float]:
 
     if not hasattr(jax, "device_put_replicated"):
         train.jax = OldJax()  # brax 0.14.2 calls it, but newer versions of JAX do not have it
-    settings, theirs, seen = config.algorithm, brax_ppo_config(name), []
-    minibatch = settings.minibatch_size // UNROLL
+    settings, seen = config.algorithm, []
     hidden = config.net.hidden
     train.train(
         environment=env.env,
         wrap_env_fn=wrapper.wrap_for_brax_training,
         num_timesteps=config.num_rounds * config.batch_size,
-        episode_length=theirs.episode_length,
+        episode_length=brax_ppo_config(name).episode_length,
         num_envs=config.environment.num_envs,
-        batch_size=minibatch,
+        batch_size=settings.minibatch_size // UNROLL,
         num_minibatches=config.batch_size // settings.minibatch_size,
         unroll_length=UNROLL,
         num_updates_per_batch=settings.epochs,
@@ -96,16 +85,24 @@ def main() -> None:
         if options.part == "table":
             print(table(options.files, PEER))
             return
+        if options.env in ROBOTS:
+            raise ConfigError(f"env: expected a task of the control suite, got {options.env}, a robot")
         check_new(options.out)
         fields, config = work_of(f"playground/{options.env}", "ppo", options, SIZE, SIZE)
         if config.algorithm.minibatch_size % UNROLL:
             raise ConfigError(
                 f"minibatch_size: expected a multiple of {UNROLL}, Brax's unroll, got {config.algorithm.minibatch_size}"
             )
+        if config.num_rounds < 3:
+            raise ConfigError(
+                f"steps: expected at least 3 rounds of {config.batch_size}, the last of which is timed, got "
+                f"{config.num_rounds}"
+            )
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    found = [ours(config, fields, options.seeds), theirs(config, options.seeds)]
-    save(options.out, config, fields, found)
+    turns = [ours(config, fields, options.seeds, evaluated)]
+    save(options.out, config, fields, turns)
+    save(options.out, config, fields, [*turns, theirs(config, options.seeds)])
     print(table([options.out], PEER))
 
 

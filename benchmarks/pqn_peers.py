@@ -12,7 +12,6 @@ last tenth of the rounds; rates are of training alone, after compilation.
 
 from __future__ import annotations
 
-import tempfile
 import time
 import types
 from pathlib import Path
@@ -23,10 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-import nextpolicy
 from nextpolicy.bench.peers import legacy_gymnax, load_script, stand_in
 from nextpolicy.config import ConfigError, TrainConfig
-from peer_table import Turn, check_new, parsers, save, table, work_of
+from peer_table import Turn, check_new, ours, parsers, save, table, work_of
 
 PEER = "PureJaxQL"
 
@@ -55,13 +53,6 @@ class Returns:
         obs, state, reward, done, _ = self.env.step(key, logged.env_state, action, params)
         total = logged.total + reward
         return obs, Logged(state, total * (1 - done)), reward, done, {"ended": 1.0 * done, "ended_return": total * done}
-
-
-def ours(config: TrainConfig, fields: dict[str, Any], seeds: int) -> Turn:
-    with tempfile.TemporaryDirectory() as folder:
-        run = nextpolicy.train(config.environment.env, algo="pqn", seeds=seeds, out=folder, quiet=True, **fields)
-        rates = run.metrics.groupby("round")["steps_per_second"].first().to_numpy()
-        return {"who": "ours", "steps_per_second": float(np.median(rates)), "score": run.scores()["score"].tolist()}
 
 
 def theirs(config: TrainConfig, checkout: Path, seeds: int) -> Turn:
@@ -128,14 +119,15 @@ def main() -> None:
         if options.part == "table":
             print(table(options.files, PEER))
             return
-        check_new(options.out)
         script_of(options.purejaxql)
+        check_new(options.out)
         fields, config = work_of(f"gymnax/{options.env}-MinAtar", "pqn", options)
-        found = [ours(config, fields, options.seeds), theirs(config, options.purejaxql, options.seeds)]
-        save(options.out, config, fields, found)
-        print(table([options.out], PEER))
     except (OSError, ValueError) as error:
         parser.error(str(error))
+    turns = [ours(config, fields, options.seeds, lambda run: run.scores()["score"].tolist())]
+    save(options.out, config, fields, turns)
+    save(options.out, config, fields, [*turns, theirs(config, options.purejaxql, options.seeds)])
+    print(table([options.out], PEER))
 
 
 if __name__ == "__main__":

@@ -14,32 +14,20 @@ and goes on where it stopped.
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-import nextpolicy
 from nextpolicy.bench.brax_peer import OldJax
 from nextpolicy.config import ConfigError, TrainConfig
 from nextpolicy.envs.brax import make
-from peer_table import compared, parsers, work_of
+from peer_table import EPISODES, compared, evaluated, ours, parsers, read, work_of
 
-EPISODES = 128
 ENTROPY = -0.5  # Brax's, in agents/sac/losses.py
 SHARED = {"num_envs", "rollout_length", "updates_per_step", "minibatch_size", "learning_rate", "gamma", "tau"}
 SHARED |= {"reward_scale", "hidden", "replay_size", "normalise_obs", "warmup_steps"}
-
-
-def ours(env: str, seeds: list[int], fields: dict[str, Any]) -> dict[str, Any]:
-    """One population with these seeds."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = nextpolicy.train(f"brax/{env}", algo="sac", seeds=seeds, out=folder, quiet=True, **fields)
-        rates = run.metrics.groupby("round")["steps_per_second"].first().to_numpy()
-        score = run.evaluate(EPISODES, policy="behaviour", num_envs=EPISODES)["mean"].tolist()
-    return {"who": "ours", "seeds": seeds, "steps_per_second": float(np.median(rates)), "score": score}
 
 
 def theirs(env: str, seed: int, config: TrainConfig) -> dict[str, Any]:
@@ -73,14 +61,14 @@ def theirs(env: str, seed: int, config: TrainConfig) -> dict[str, Any]:
     )
     rates = [row["training/sps"] for row in seen if "training/sps" in row][1:]  # the first has compiled
     score = [seen[-1]["eval/episode_reward"]]
-    return {"who": "brax", "seeds": [seed], "steps_per_second": float(np.median(rates)), "score": score}
+    return {"who": "brax", "steps_per_second": float(np.median(rates)), "score": score}
 
 
 def run(config: TrainConfig, fields: dict[str, Any], seeds: int, out: Path) -> None:
     """Brax's seeds one by one, ours in turns with them, and all of ours as one population."""
     env = config.environment.env.removeprefix("brax/")
     work = {"env": env, "steps": config.run.total_env_steps, "fields": fields}
-    found: dict[str, Any] = json.loads(out.read_text()) if out.is_file() else {**work, "turns": []}
+    found: dict[str, Any] = read(out) if out.is_file() else {**work, "turns": []}
     if any(found.get(name) != value for name, value in work.items()):
         raise ConfigError(f"out: expected a new file or one with the same work, got {out}; name another one")
     found["device"] = jax.devices()[0].device_kind
@@ -91,8 +79,9 @@ def run(config: TrainConfig, fields: dict[str, Any], seeds: int, out: Path) -> N
     for who, count, seed in turns:
         if (who, count, seed) in done:
             continue
-        one = ours(env, list(range(seed, seed + count)), fields) if who == "ours" else theirs(env, seed, config)
-        found["turns"].append(one)
+        own = list(range(seed, seed + count))
+        one = ours(config, fields, own, evaluated) if who == "ours" else theirs(env, seed, config)
+        found["turns"].append({**one, "seeds": own})
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(found, indent=1))
         rate, score = one["steps_per_second"], np.mean(one["score"])
@@ -104,7 +93,7 @@ def table(files: list[Path]) -> str:
     heads = ["", "steps/s, one seed: ours", "Brax", "ratio", "ours, all seeds at once"]
     heads += ["score: ours", "Brax", "difference"]
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-    for found in (json.loads(file.read_text()) for file in files):
+    for found in map(read, files):
         kinds: dict[tuple[str, bool], list[dict[str, Any]]] = {}
         for turn in found["turns"]:
             kinds.setdefault((turn["who"], len(turn["seeds"]) > 1), []).append(turn)

@@ -112,15 +112,17 @@ def main() -> None:
         one.add_argument("--steps", type=int, default=6000)
     parts.add_parser("table").add_argument("file", type=Path)
     options = parser.parse_args()
+    if options.part == "peer":
+        print(json.dumps(theirs(options.who, options.seed, options.steps)))
+        return
     if options.part == "run":
+        if options.out.exists():
+            parser.error(f"out: expected a new file, got {options.out}; name another one")
         run(options.python, options.turns, options.steps, options.out)
-        print(table(options.out))
-    else:
-        print(
-            table(options.file)
-            if options.part == "table"
-            else json.dumps(theirs(options.who, options.seed, options.steps))
-        )
+    elif not options.file.is_file():
+        parser.error(f"table: expected a file that `run` wrote, got {options.file}")
+    print(table(options.out if options.part == "run" else options.file))
+
 
 
 if __name__ == "__main__":

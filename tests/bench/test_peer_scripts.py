@@ -242,7 +242,7 @@ def test_playground_beside_its_trainer_has_the_same_rounds(
 
     def train(**settings: Any) -> None:
         seen.append(settings)
-        last = {"eval/episode_reward": 3.0 + 2 * settings["seed"], "training/sps": 5.0}
+        last = {"eval/episode_reward": 3.0 + 2 * settings["seed"], "training/sps": 15.0}
         for metrics in ({"eval/episode_reward": 0.0}, last):
             settings["progress_fn"](0, metrics)
 

@@ -111,7 +111,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["train", "probe/action", "--policy", "squashed"], ["policy: expected 'categorical' for probe/action,"]),
     (
         ["train", "probe/action-continuous", "--algo", "sac", "--policy", "gaussian"],
-        ["policy: expected 'auto' for sac, whose policy is always squashed, got 'gaussian'"],
+        ["policy: expected 'auto' for sac, which has only one policy, got 'gaussian'"],
     ),
     (
         ["train", "probe/action-continuous", "--policy", "squashed", "--log-std-init", "2"],

@@ -100,6 +100,35 @@ def test_every_torso_builds(spec: EnvSpec, fields: dict[str, Any], dtype: str) -
     assert float(jnp.std(value)) > 0, "the value does not read the observation"
 
 
+def test_a_squashed_policy_starts_as_configured() -> None:
+    spread = {}
+    for dtype in ("float32", "bfloat16"):
+        networks = build.build(ROBOT, NetConfig(policy="squashed", log_std_init=-0.37, compute_dtype=dtype))
+        params = networks.init(jax.random.key(0))
+        dist = networks.policy(PolicySnapshot(params["actor"], None))(observations(ROBOT, (8,)))
+        assert isinstance(dist, SquashedGaussian)
+        assert dist.mean.dtype == dist.log_std.dtype == jnp.float32
+        np.testing.assert_allclose(dist.mean, 0.0, atol=0.1)
+        np.testing.assert_allclose(dist.log_std, -0.37, atol=0.2)
+        assert float(jnp.median(dist.log_std)) == pytest.approx(-0.37, abs=0.02)
+        spread[dtype] = dist.mean
+    assert 0 < float(jnp.abs(spread["float32"] - spread["bfloat16"]).max()) < 0.01
+
+
+def test_an_actor_of_the_caller_may_compute_in_bfloat16() -> None:
+    class Half(nn.Module):
+        @nn.compact
+        def __call__(self, obs: jax.Array) -> Any:
+            mean = nn.Dense(2, dtype=jnp.bfloat16)(obs)
+            return mean, 0.5 * mean
+
+    for policy in ("gaussian", "squashed"):
+        networks = build.build(ROBOT, NetConfig(policy=policy), Half())
+        params = networks.init(jax.random.key(0))
+        dist: Any = networks.policy(PolicySnapshot(params["actor"], None))(observations(ROBOT, (4,)))
+        assert dist.mean.dtype == dist.log_std.dtype == jnp.float32
+
+
 def test_bfloat16_computes_in_bfloat16() -> None:
     values = {}
     for dtype in ("float32", "bfloat16"):
@@ -202,6 +231,10 @@ def test_a_callers_own_modules(spec: EnvSpec, keep_axis: bool) -> None:
         np.testing.assert_allclose(squashed.mean, 5 * np.tanh(dist.mean / 5), rtol=1e-6)
         np.testing.assert_array_equal(squashed.log_std, -1.0)
         assert (squashed.low, squashed.high) == action_range(spec)
+        narrow = jax.tree.map(lambda x: x - 12.0, params["actor"])
+        for policy, least in (("squashed", -5.0), ("gaussian", -13.0)):
+            own = build.build(spec, NetConfig(policy=policy), Actor(True)).policy(PolicySnapshot(narrow, None))
+            np.testing.assert_array_equal(own(obs).log_std, least)
     else:
         np.testing.assert_allclose(np.exp(dist.logits).sum(-1), 1.0, rtol=1e-5)
     assert networks.value(params, None)(obs).shape == (4,)

@@ -12,7 +12,7 @@ import pytest
 from tests.compiling import abstract_gpu
 
 from nextpolicy.config import NetConfig
-from nextpolicy.envs.base import Discrete, EnvSpec
+from nextpolicy.envs.base import Box, Discrete, EnvSpec
 from nextpolicy.nets import build, cnn_kernels, fused_cnn, fusion, kernels
 from nextpolicy.nets.fused_cnn import CNN, Layer
 from nextpolicy.types import PolicySnapshot
@@ -166,6 +166,20 @@ def test_it_says_which_networks_it_supports(monkeypatch: pytest.MonkeyPatch) -> 
         ((10, 10, 4), (128,), 6, "silu"),
     ]:
         assert not fused_cnn.supported(image, hidden, actions, activation)
+
+
+@pytest.mark.parametrize(
+    ("actions", "policy", "fits"),
+    [(70, "gaussian", True), (64, "squashed", True), (65, "squashed", False)],
+)
+def test_a_squashed_policy_has_two_outputs_per_element(
+    actions: int, policy: Any, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fusion, "on_gpu", lambda: True)
+    monkeypatch.setattr(kernels, "large_shared_memory", lambda: True)
+    spec = EnvSpec("x", (10, 10, 4), Box((actions,), -1.0, 1.0), np.dtype(bool))
+    config = NetConfig(torso="small-cnn", hidden=(128,), activation="relu", policy=policy)
+    assert (fusion.binder(build.make_torso(spec, config), spec, config) is not None) == fits
 
 
 @pytest.mark.quick_compilation

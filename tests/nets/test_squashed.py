@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from nextpolicy.envs.base import Box, Discrete, EnvSpec
-from nextpolicy.nets.squashed import SquashedGaussian, SquashedGaussianHead, action_range, squashed_log_std
+from nextpolicy.nets.squashed import SquashedGaussian, SquashedGaussianHead, action_range, raw_log_std
 from nextpolicy.settings import ConfigError
 
 LOW, HIGH = (-2.0, 0.0), (2.0, 3.0)  # the scales, 2 and 1.5, do not cancel
@@ -35,6 +35,21 @@ def test_the_density_integrates_to_one_and_to_the_entropy(x64: None) -> None:
     entropy = -float(jnp.sum(jnp.exp(density) * density) * area)
     scale = np.log(2.0) + np.log(1.5)  # from [-1, 1] to the bounds
     assert float(dist.entropy()) == pytest.approx(entropy - scale, abs=1e-4)
+
+
+@pytest.mark.parametrize("log_std", [-4.0, 0.0, 1.0, 2.0])
+def test_the_entropy_of_narrow_and_wide_policies(log_std: float) -> None:
+    """H = -integral p log p over u; the value and its gradient are as accurate as the docstring says."""
+    std = np.exp(log_std)
+    for mean in (0.0, -1.0, 4.0):
+        u = mean + std * np.linspace(-9, 9, 20_001)
+        slope = 2 * (np.log(2.0) - u - np.logaddexp(0.0, -2 * u))
+        density = stats.norm.pdf(u, mean, std)
+        integral = lambda y: float(np.sum(density * y) * (u[1] - u[0]))  # noqa: B023, E731
+        entropy = lambda m: SquashedGaussian(m[None], jnp.asarray([log_std]), (-1.0,), (1.0,)).entropy()  # noqa: E731
+        found, gradient = jax.value_and_grad(entropy)(jnp.asarray(mean))
+        assert float(found) == pytest.approx(stats.norm.entropy(mean, std) + integral(slope), abs=1e-3)
+        assert float(gradient) == pytest.approx(integral(-2 * np.tanh(u)), abs=3e-3)
 
 
 def test_samples_carry_their_density_on_the_unit_scale(x64: None) -> None:
@@ -80,17 +95,16 @@ def test_the_initial_distribution() -> None:
     features = jnp.zeros((3, 5))
     for head, wanted in (
         (SquashedGaussianHead(LOW, HIGH), -1.5),
-        (SquashedGaussianHead(LOW, HIGH, log_std_init=-0.37), -0.37),
+        (SquashedGaussianHead(LOW, HIGH, raw_log_std_init=raw_log_std(-0.37)), -0.37),
     ):
         params = head.init(jax.random.key(0), features)
         dist = head.apply(params, features)
         assert isinstance(dist, SquashedGaussian)
         np.testing.assert_array_equal(dist.mean, 0.0)
         np.testing.assert_allclose(dist.log_std, wanted, rtol=1e-6)
-    assert squashed_log_std(-4.9) == -4.9
-    for wrong in (-5.0, 2.0):
+    for wrong in (-5.0, 2.0, 2.0 - 2e-16):
         with pytest.raises(ConfigError, match=f"log_std_init: expected more than -5 and less than 2 .*, got {wrong:g}"):
-            squashed_log_std(wrong)
+            raw_log_std(wrong)
 
 
 def test_bounded_means_keep_the_ratios_of_saturated_actions() -> None:
@@ -115,9 +129,10 @@ def test_bounded_means_keep_the_ratios_of_saturated_actions() -> None:
 def test_the_range_of_actions() -> None:
     spec = lambda action: EnvSpec("mine", (3,), action)  # noqa: E731
     assert action_range(spec(Box((2,), -1.0, np.asarray([1.0, 3.0])))) == ((-1.0, -1.0), (1.0, 3.0))
-    with pytest.raises(
-        ConfigError, match="mine: expected bounded actions for a squashed policy, got bounds -1 and inf"
-    ):
-        action_range(spec(Box((2,), -1.0, np.inf)))
+    for high, got in ((np.inf, "-1 and inf for element 0"), (np.asarray([1.0, -1.0]), "-1 and -1 for element 1")):
+        with pytest.raises(
+            ConfigError, match=f"mine: expected finite bounds low < high for .*, got {got} of the action"
+        ):
+            action_range(spec(Box((2,), -1.0, high)))
     with pytest.raises(ConfigError, match="expected a variant of ppo or pqn for mine, whose actions are discrete"):
         action_range(spec(Discrete(2)))

@@ -49,7 +49,7 @@ def _counts(name: str, text: str) -> list[int]:
 def _fields(pairs: Sequence[str]) -> dict[str, Any]:
     for pair in pairs:
         if "=" not in pair or pair.split("=")[0] not in FIELDS:
-            hint = nearest(pair.split("=")[0], FIELDS)
+            hint = "" if pair in FIELDS else nearest(pair.split("=")[0], FIELDS)
             raise ConfigError(f"set: expected NAME=VALUE with a field of the configuration, got {shown(pair)}{hint}")
     fields = dict(pair.split("=", 1) for pair in pairs)
     for name in fields:

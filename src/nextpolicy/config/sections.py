@@ -46,8 +46,8 @@ class NetConfig(Settings):
     policy: Literal["auto", "categorical", "gaussian", "squashed"] = setting(
         "auto",
         "Action distribution; auto selects it by the action space and the algorithm, and a mismatch is an error. "
-        "squashed: tanh of a Gaussian whose deviation depends on the state. With SAC, only auto: its policy "
-        "is always squashed.",
+        "squashed: a Gaussian whose standard deviation depends on the state, squashed into the bounds by tanh. "
+        "With SAC, only auto: its policy is always squashed.",
     )
     hidden: tuple[int, ...] = setting((64, 64), "Widths of the dense layers.")
     activation: Literal["tanh", "relu", "silu"] = setting("tanh", "Activation of the dense layers.")

@@ -14,12 +14,13 @@ from nextpolicy.core import running_stats
 from nextpolicy.envs.base import Box, Discrete, EnvSpec
 from nextpolicy.nets import check, fusion, heads, torsos
 from nextpolicy.nets.squashed import (
+    LOG_STD,
     MEAN_BOUND,
     SquashedGaussian,
     SquashedGaussianHead,
     action_range,
     bounded,
-    squashed_log_std,
+    raw_log_std,
 )
 from nextpolicy.types import Array, Distribution, Networks, Params, PolicySnapshot, RunningStats
 
@@ -169,8 +170,8 @@ def _policy_head(spec: EnvSpec, config: NetConfig) -> nn.Module:
         return heads.CategoricalHead(spec.action.n, compute_dtype(config))
     if isinstance(spec.action, Box):
         if config.policy == "squashed":
-            log_std = squashed_log_std(config.log_std_init)
-            return SquashedGaussianHead(*action_range(spec), compute_dtype(config), log_std, MEAN_BOUND)
+            raw = raw_log_std(config.log_std_init)
+            return SquashedGaussianHead(*action_range(spec), compute_dtype(config), raw, MEAN_BOUND)
         return heads.GaussianHead(spec.action.outputs, config.log_std_init, compute_dtype(config))
     return heads.MultiCategoricalHead(spec.action.sizes, compute_dtype(config))
 
@@ -183,10 +184,11 @@ def _wrap_output(spec: EnvSpec, config: NetConfig) -> Callable[[Any], Distributi
         bounds = action_range(spec) if config.policy == "squashed" else None
 
         def wrap(out: tuple[Array, Array]) -> Distribution:
-            mean, log_std = out[0], jnp.broadcast_to(out[1], out[0].shape)
+            mean, log_std = (x.astype(jnp.float32) for x in out)
+            log_std = jnp.broadcast_to(log_std, mean.shape)
             if bounds is None:
                 return heads.DiagonalGaussian(mean, log_std)
-            return SquashedGaussian(bounded(mean), log_std, *bounds)
+            return SquashedGaussian(bounded(mean), jnp.clip(log_std, *LOG_STD), *bounds)
 
         return wrap
     head = heads.MultiCategoricalHead(spec.action.sizes)

@@ -19,7 +19,8 @@ from nextpolicy.types import Array
 LOG_STD = (-5.0, 2.0)  # bounds of log_std
 MEAN_BOUND = 5.0  # of means, where densities are computed from actions: float32 cannot tell tanh(9) from 1
 _EDGE = 1.0 - 1e-6  # actions at a bound are moved inside, where atanh is finite
-_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(32)  # for expectations under a standard normal
+_NODES = np.linspace(-5.0, 5.0, 48)  # for expectations under a standard normal, by the trapezoidal rule
+_WEIGHTS = np.exp(-(_NODES**2) / 2) / np.exp(-(_NODES**2) / 2).sum()
 
 
 def action_range(spec: EnvSpec) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -30,21 +31,25 @@ def action_range(spec: EnvSpec) -> tuple[tuple[float, ...], tuple[float, ...]]:
         np.broadcast_to(np.asarray(b, np.float64), spec.action.shape).ravel()
         for b in (spec.action.low, spec.action.high)
     )
-    if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
+    wrong = np.flatnonzero(~(np.isfinite(low) & np.isfinite(high) & (low < high)))
+    if wrong.size:
+        i = wrong[0]
         raise ConfigError(
-            f"{spec.id}: expected bounded actions for a squashed policy, got bounds {low.min():g} and {high.max():g}"
+            f"{spec.id}: expected finite bounds low < high for a squashed policy (sac, policy=squashed), got "
+            f"{low[i]:g} and {high[i]:g} for element {i} of the action; policy=gaussian of ppo needs no bounds"
         )
     return tuple(low.tolist()), tuple(high.tolist())
 
 
-def squashed_log_std(value: float) -> float:
-    """`value`, an initial log_std. Raises `ConfigError` unless it lies between the bounds of log_std."""
+def raw_log_std(value: float) -> float:
+    """The output that a head turns into `value`. Raises `ConfigError` unless it lies between the bounds of log_std."""
     least, most = LOG_STD
-    if not least < value < most:
+    unit = 2 * (value - least) / (most - least) - 1
+    if not -1 < unit < 1:
         raise ConfigError(
             f"log_std_init: expected more than {least:g} and less than {most:g} for policy=squashed, got {value:g}"
         )
-    return value
+    return math.atanh(unit)
 
 
 @jax.tree_util.register_dataclass
@@ -91,10 +96,10 @@ class SquashedGaussian:
         return self.gaussian.log_prob(u) - jnp.sum(_log_slope(u), axis=-1) - float(np.log(half).sum())
 
     def entropy(self) -> Array:
-        """Of the actions scaled to [-1, 1]; sum_i H(u_i) + E[log(1 - tanh(u_i)^2)], by Gauss-Hermite quadrature."""
+        """Of the actions scaled to [-1, 1]: sum_i H(u_i) + E[log(1 - tanh(u_i)^2)]; within 1e-3 for each i."""
         across = lambda x: x.astype(self.mean.dtype).reshape((1,) * self.mean.ndim + (-1,))  # noqa: E731
         u = self.mean[..., None] + jnp.exp(self.log_std)[..., None] * across(_NODES)
-        slope = jnp.sum(_log_slope(u) * across(_WEIGHTS / math.sqrt(2 * math.pi)), axis=-1)
+        slope = jnp.sum(_log_slope(u) * across(_WEIGHTS), axis=-1)
         return self.gaussian.entropy() + jnp.sum(slope, axis=-1)
 
     def kl(self, other: SquashedGaussian) -> Array:
@@ -125,8 +130,8 @@ def _middle_and_half(low: tuple[float, ...], high: tuple[float, ...], like: Arra
 def bounded(mean: Array, bound: float = MEAN_BOUND) -> Array:
     """Means bounded smoothly to [-bound, bound].
 
-    Of an action at its bound, u = atanh(a) is lost to rounding. A policy whose mean is far beyond could then compute
-    densities and ratios that overflow.
+    Near a bound of the action, rounding destroys u = atanh(a). Densities and ratios computed from such actions could
+    overflow if the mean were far beyond.
     """
     return bound * jnp.tanh(mean / bound)
 
@@ -142,7 +147,7 @@ class SquashedGaussianHead(nn.Module):
     low: tuple[float, ...]
     high: tuple[float, ...]
     dtype: Any = jnp.float32
-    log_std_init: float = sum(LOG_STD) / 2
+    raw_log_std_init: float = 0.0  # of the middle between the bounds
     mean_bound: float | None = None
 
     @nn.compact
@@ -153,10 +158,8 @@ class SquashedGaussianHead(nn.Module):
 
     @nn.nowrap
     def _bias(self, _: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-        """The bias with which `read` returns means of 0 and `log_std_init`."""
-        least, most = LOG_STD
-        raw = math.atanh(2 * (self.log_std_init - least) / (most - least) - 1)
-        return jnp.concatenate([jnp.zeros(shape[0] // 2, dtype), jnp.full(shape[0] // 2, raw, dtype)])
+        """The bias with which `read` returns means of 0 and the initial log_std."""
+        return jnp.repeat(jnp.asarray([0.0, self.raw_log_std_init], dtype), shape[0] // 2)
 
     @nn.nowrap
     def read(self, out: Array, _: Any) -> SquashedGaussian:

@@ -220,10 +220,10 @@ def _networks(config: TrainConfig, spec: EnvSpec, actor: nn.Module | None, criti
 
 
 def _check_policy(config: TrainConfig, spec: EnvSpec) -> None:
-    """The distribution must fit the actions; of SAC there is only one."""
+    """The distribution must fit the actions; SAC has only one."""
     continuous, chosen, algo = isinstance(spec.action, Box), config.net.policy, config.run.algo[0]
     if chosen != "auto" and getattr(config.algorithm_class, "networks_kind", "") == "soft":
-        raise ConfigError(f"policy: expected 'auto' for {algo}, whose policy is always squashed, got {chosen!r}")
+        raise ConfigError(f"policy: expected 'auto' for {algo}, which has only one policy, got {chosen!r}")
     fitting = ["gaussian", "squashed"] if continuous else ["categorical"]
     if chosen not in ("auto", *fitting):
         wanted, kind = " or ".join(map(repr, fitting)), "continuous" if continuous else "discrete"
