@@ -14,6 +14,7 @@ import pytest
 from scipy import stats
 
 import nextpolicy
+from nextpolicy.config import presets
 
 from .scripts import SCRIPTS, complaint, run
 
@@ -120,14 +121,14 @@ def main(config):
         ),
         ("sac", ["hopper", "--set", "tau=2", "--set", "gamma=.9"], "tau: expected"),
         ("sac", ["hopper", "--set", "num_envs=0"], "num_envs: expected"),
-        ("sac", ["hopper", "--seeds", "0"], "seeds: expected a whole number of at least 1, got 0"),
+        ("sac", ["hopper", "--seeds", "0"], "seeds: expected a whole number from 1 to 10000, got 0"),
         ("sac", ["hopper", "--steps", "999"], "out: expected a new file or one with the same work, got"),
         (
             "pqn",
             ["Breakut"],
             "environment: expected a known id, got 'gymnax/Breakut-MinAtar'; nearest: gymnax/Breakout-",
         ),
-        ("pqn", ["Breakout", "--seeds", "0"], "seeds: expected a whole number of at least 1, got 0"),
+        ("pqn", ["Breakout", "--seeds", "0"], "seeds: expected a whole number from 1 to 10000, got 0"),
         ("pqn", ["Breakout", "--steps", "0"], "total_env_steps: expected"),
         ("pqn", ["Breakout", "--purejaxql", "."], "purejaxql: expected a checkout that has purejaxql/pqn_minatar.py"),
         (
@@ -135,7 +136,9 @@ def main(config):
             ["ReacherEas"],
             "environment: expected a known id, got 'playground/ReacherEas'; nearest: playgro",
         ),
-        ("playground", ["ReacherEasy", "--seeds", "0"], "seeds: expected a whole number of at least 1, got 0"),
+        ("playground", ["CheetahRun", "--seeds", "20000"], "seeds: expected a whole number from 1 to 10000, got 20000"),
+        ("playground", ["Go1Handstand"], "env: expected a task of the control suite, got Go1Handstand, a robot"),
+        ("playground", ["ReacherEasy", "--steps", "60000"], "steps: expected at least 3 rounds of 30720, the last"),
         ("playground", ["ReacherEasy", "--steps", "nan"], "total_env_steps: expected"),
         (
             "playground",
@@ -190,7 +193,7 @@ def test_pqn_beside_purejaxql_scores_the_episodes_of_the_last_tenth(
 
     monkeypatch.setattr(nextpolicy, "train", train)
     write_pqn_script(tmp_path)
-    out = tmp_path / "found.json"
+    out = tmp_path / "new" / "found.json"
     words = ["run", "Breakout", "--purejaxql", str(tmp_path), "--seeds", "2", "--steps", "90112", "--out", str(out)]
     run(monkeypatch, "pqn_peers.py", *words)
     *_, row = capsys.readouterr().out.splitlines()
@@ -201,7 +204,51 @@ def test_pqn_beside_purejaxql_scores_the_episodes_of_the_last_tenth(
     welch = stats.ttest_ind([6.0, 8.0], theirs, equal_var=False)
     low, high = welch.confidence_interval(0.95)
     assert cells[6] == f"{7 - np.mean(theirs):.3g} [{low:.3g}, {high:.3g}], p {welch.pvalue:.2g}"
+    stored = json.loads(out.read_text())
+    assert (stored["env"], stored["seeds"]) == ("gymnax/Breakout-MinAtar", 2)
+    assert (stored["fields"], stored["about"]["platform"]) == ({"total_env_steps": "90112"}, "cpu")
     assert f"out: expected a new file, got {out}" in complaint(monkeypatch, capsys, "pqn_peers.py", *words)
+    out.write_text(json.dumps({**stored, "turns": stored["turns"][:1]}))
+    said = complaint(monkeypatch, capsys, "pqn_peers.py", "table", str(out))
+    assert f"table: expected a turn of ours and one of PureJaxQL, got other turns in {out}" in said
+
+
+def test_pqn_beside_purejaxql_has_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    settings = runpy.run_path(str(SCRIPTS / "pqn_peers.py"))["their_settings"]
+    fields = {"num_envs": 64, "rollout_length": 16, "minibatch_size": 128, "epochs": 3, "total_env_steps": 10_000}
+    fields |= {"gamma": 0.98, "lam": 0.7, "learning_rate": 0.002, "max_grad_norm": 5.0}
+    fields |= {"epsilon_init": 0.9, "epsilon_final": 0.04, "epsilon_fraction": 0.3}
+    assert settings(presets.build("gymnax/Asterix-MinAtar", algo="pqn", **fields)) == {
+        "TOTAL_TIMESTEPS": 9 * 1024,
+        "TOTAL_TIMESTEPS_DECAY": 9 * 1024,
+        "NUM_ENVS": 64,
+        "NUM_STEPS": 16,
+        "EPS_START": 0.9,
+        "EPS_FINISH": 0.04,
+        "EPS_DECAY": 0.3,
+        "NUM_MINIBATCHES": 8,
+        "NUM_EPOCHS": 3,
+        "NORM_TYPE": "layer_norm",
+        "LR": 0.002,
+        "MAX_GRAD_NORM": 5.0,
+        "LR_LINEAR_DECAY": True,
+        "GAMMA": 0.98,
+        "LAMBDA": 0.7,
+        "ENV_NAME": "Asterix-MinAtar",
+        "WANDB_MODE": "disabled",
+    }
+
+
+@pytest.mark.parametrize("script", ["sac", "pqn", "playground"])
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"turns": [{"who": "ours"}]}'])
+def test_a_table_is_of_files_that_its_script_wrote(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, script: str, content: str
+) -> None:
+    file = tmp_path / "one.json"
+    file.write_text(content)
+    said = complaint(monkeypatch, capsys, f"{script}_peers.py", "table", str(file))
+    assert f"table: expected a file that the script's `run` wrote, got {file}" in said
 
 
 def test_returns_of_pqns_peer_are_of_whole_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +282,7 @@ def test_playground_beside_its_trainer_has_the_same_rounds(
         metrics = pd.DataFrame({"round": [0, 1, 2], "steps_per_second": [8.0, 30, 10]})
 
         def evaluate(self, episodes: int, policy: str, num_envs: int) -> pd.DataFrame:
-            assert (episodes, policy) == (128, "behaviour")
+            assert (episodes, policy, num_envs) == (128, "behaviour", 128)
             return pd.DataFrame({"mean": [6.0, 8.0]})
 
     seen: list[dict[str, Any]] = []
@@ -247,6 +294,7 @@ def test_playground_beside_its_trainer_has_the_same_rounds(
             settings["progress_fn"](0, metrics)
 
     from brax.training.agents.ppo import train as brax_train
+    from mujoco_playground import wrapper
 
     monkeypatch.setattr(nextpolicy, "train", lambda *_, **__: Ours())
     monkeypatch.setattr(brax_train, "train", train)
@@ -256,7 +304,30 @@ def test_playground_beside_its_trainer_has_the_same_rounds(
     row = capsys.readouterr().out.splitlines()[-1]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[:6] == ["CartpoleBalance", "10", "5", "2.00", "7 +- 1.41 (2)", "4 +- 1.41 (2)"]
-    names = ("num_envs", "batch_size", "num_minibatches", "unroll_length", "num_timesteps", "num_resets_per_eval")
-    # 16 minibatches of 32 unrolls of 30 steps: 3 rounds of 15,360 steps.
-    assert [seen[0][name] for name in names] == [32, 32, 16, 30, 46080, 3]
+    assert [settings.pop("seed") for settings in seen] == [0, 1]
+    made = seen[0]
+    assert made.pop("wrap_env_fn") is wrapper.wrap_for_brax_training
+    assert made.pop("network_factory").keywords == {
+        "policy_hidden_layer_sizes": (64, 64),
+        "value_hidden_layer_sizes": (64, 64),
+    }
+    assert {name: value for name, value in made.items() if name not in ("environment", "progress_fn")} == {
+        "num_timesteps": 3 * 15_360,
+        "episode_length": 1000,
+        "num_envs": 32,
+        "batch_size": 32,
+        "num_minibatches": 16,
+        "unroll_length": 30,
+        "num_updates_per_batch": 16,
+        "learning_rate": 0.001,
+        "discounting": 0.995,
+        "clipping_epsilon": 0.3,
+        "gae_lambda": 0.95,
+        "entropy_cost": 0.01,
+        "reward_scaling": 10.0,
+        "normalize_observations": True,
+        "num_evals": 2,
+        "num_eval_envs": 128,
+        "num_resets_per_eval": 3,
+    }
     assert f"out: expected a new file, got {out}" in complaint(monkeypatch, capsys, "playground_peers.py", *words)
