@@ -55,7 +55,7 @@ def train(
                       "default", "four-rooms", "minatar", "brax", "atari", "playground" or "craftax", on any environment
     out               run folder, new or empty; by default `runs/<env>-<algo>-<time>`; `run.path` says where it is
     quiet             whether to show no progress
-    actor             Flax module: observation -> logits, or (mean, log_std)
+    actor             Flax module: observation -> logits, or (mean, log_std), before tanh if policy=squashed
     critic            Flax module: observation -> value
     criterion         when the target policy is updated: a name, or your own `nextpolicy.criteria.Criterion`
     criterion_params  `params` of your own criterion; its leaves have a leading member axis
