@@ -105,6 +105,7 @@ PLAYGROUND: dict[str, Any] = {
     "minibatch_size": 30 * 1024,
     "hidden": (256, 256),
     "activation": "silu",
+    "policy": "squashed",
     "log_std_init": -0.37,
     "learning_rate": 1e-3,
     "learning_rate_final": 1e-3,
@@ -227,6 +228,7 @@ ALGORITHM_PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("sac", "playground"): {
         **_SAC,
+        "policy": "auto",
         "total_env_steps": 5_000_000,
         "num_envs": 128,
         "rollout_length": 1,
