@@ -81,9 +81,20 @@ def run(python: str, turns: int, steps: int, out: Path) -> None:
             print(f"{turn['who']}, seed {seed}: {turn['rate']:.0f} steps/s, score {turn['score']:.0f}", flush=True)
 
 
+def read(file: Path) -> list[dict[str, Any]]:
+    """The turns of a file that `run` wrote."""
+    try:
+        turns: list[dict[str, Any]] = json.loads(file.read_text())["turns"]
+        if {turn["who"] for turn in turns if {"rate", "score"} <= set(turn)} == {*SBX, *OURS}:
+            return turns
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise ValueError(f"table: expected a file that `run` wrote, got {file}")
+
+
 def table(file: Path) -> str:
     """Medians over turns, and scores as mean with the least and the largest."""
-    turns = json.loads(file.read_text())["turns"]
+    turns = read(file)
     lines = [
         "| | turns | steps/s (least, largest) | ratio to `sbx`, to its own rounds | score |",
         "|---|---|---|---|---|",
@@ -119,10 +130,10 @@ def main() -> None:
         if options.out.exists():
             parser.error(f"out: expected a new file, got {options.out}; name another one")
         run(options.python, options.turns, options.steps, options.out)
-    elif not options.file.is_file():
-        parser.error(f"table: expected a file that `run` wrote, got {options.file}")
-    print(table(options.out if options.part == "run" else options.file))
-
+    try:
+        print(table(options.out if options.part == "run" else options.file))
+    except ValueError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -71,6 +71,23 @@ def test_sac_beside_brax_names_files_it_cannot_use(
     assert missing in complaint(monkeypatch, capsys, "sac_peers.py", "table", missing)
 
 
+def test_sac_beside_sbx_compares_medians_of_turns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rates = {"sbx": (10.0, 20.0, 90.0), "sbx, its own rounds": (5.0, 8.0, 9.0)}
+    rates |= {"gym/Pendulum-v1": (30.0, 10.0, 28.0), "gymnax/Pendulum-v1": (40.0, 1.0, 60.0)}
+    turns = [{"who": who, "rate": rate, "score": -rate} for who, found in rates.items() for rate in found]
+    file = tmp_path / "sbx.json"
+    file.write_text(json.dumps({"steps": 3, "turns": turns}))
+    run(monkeypatch, "sac_sbx.py", "table", str(file))
+    *_, row = capsys.readouterr().out.splitlines()
+    assert row == "| gymnax/Pendulum-v1 | 3 | 40 (1, 60) | 2.00, 5.00 | -34 (-60 to -1) |"
+    file.write_text(json.dumps({"turns": turns[:-3]}))
+    for wrong in (file, tmp_path / "missing.json", tmp_path):
+        said = complaint(monkeypatch, capsys, "sac_sbx.py", "table", str(wrong))
+        assert said == f"sac_sbx.py: error: table: expected a file that `run` wrote, got {wrong}"
+
+
 def write_pqn_script(checkout: Path) -> None:
     """A peer that needs all stubs. Two episodes end in each round; in the last tenth their mean is 1 + key[1] % 7."""
     (checkout / "purejaxql").mkdir()

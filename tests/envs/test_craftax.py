@@ -117,6 +117,7 @@ def test_members_of_a_population_restart_as_they_do_alone():
 WRONG = [
     ({"max_timestep": 5}, r"expected always_diamond, .*, got option 'max_timestep'; did you mean 'max_timesteps'\?"),
     ({"max_timesteps": 0}, "max_timesteps: expected a whole number of at least 1, got 0"),
+    ({"day_length": 0}, "day_length: expected a whole number of at least 1, got 0"),
     ({"max_timesteps": 2**31}, "max_timesteps: expected at most 2147483647, got 2147483648"),
     ({"always_diamond": 1}, "always_diamond: expected true or false, got 1"),
     ({"fractal_noise_angles": 1}, "got option 'fractal_noise_angles'"),

@@ -172,6 +172,11 @@ WRONG = [
     ({"reset": "warm"}, "reset: expected one of 'fresh', 'cached', got 'warm'"),
     ({"episode_length": 0}, "episode_length: expected a whole number of at least 1, got 0"),
     ({"action_repeat": 0}, "action_repeat: expected a whole number of at least 1, got 0"),
+    ({"ctrl_dt": 0}, "ctrl_dt, sim_dt: expected ctrl_dt to be a multiple of sim_dt, both above 0, got 0 and 0.01"),
+    ({"ctrl_dt": 0.015}, "expected ctrl_dt to be a multiple of sim_dt, both above 0, got 0.015 and 0.01"),
+    ({"ctrl_dt": 0.004}, "expected ctrl_dt to be a multiple of sim_dt, both above 0, got 0.004 and 0.01"),
+    ({"ctrl_dt": -1}, "expected ctrl_dt to be a multiple of sim_dt, both above 0, got -1 and 0.01"),
+    ({"sim_dt": 0}, "expected ctrl_dt to be a multiple of sim_dt, both above 0, got 0.01 and 0"),
     ({"sim_dt": "fast"}, r"cannot be made with sim_dt='fast' \("),
 ]
 

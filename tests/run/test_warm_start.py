@@ -80,6 +80,9 @@ def test_a_replay_buffer_is_neither_taken_over_nor_stored(tmp_path: Path) -> Non
     fresh, state = first_state(tmp_path, other, replay_size=80)
     learner, old = state.agent.learner, other._agents.learner
     assert_equal(learner.params, jax.tree.map(lambda x: np.concatenate([x, x]), old.params))
+    for name in ("critic_average", "log_temperature"):
+        mine = getattr(learner.trained, name)
+        assert_equal(mine, jax.tree.map(lambda x: np.concatenate([x, x]), getattr(old.trained, name)))
     assert_equal(learner.trained.opt_state, fresh.agent.learner.trained.opt_state)
     assert (learner.replay.size.tolist(), learner.replay.data.obs.shape) == ([0, 0], (2, 80, 3))
     assert (tmp_path / "start.npz").stat().st_size < 50_000

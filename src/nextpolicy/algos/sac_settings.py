@@ -46,8 +46,8 @@ class SACSettings(Settings):
         steps = self.updates_per_step * batch_size
         if self.updates(batch_size) < 1 or abs(steps - self.updates(batch_size)) > 1e-6 * steps:
             raise ConfigError(
-                "updates_per_step: expected a whole number of gradient steps per round, updates_per_step * num_envs * "
-                f"rollout_length, got {self.updates_per_step:g} * {batch_size} = {steps:g}"
+                "updates_per_step: expected a whole number of gradient steps per round, at least 1 (updates_per_step * "
+                f"num_envs * rollout_length), got {self.updates_per_step:g} * {batch_size} = {steps:g}"
             )
         if self.replay_size < batch_size:
             raise ConfigError(

@@ -68,7 +68,8 @@ def make(name: str, **options: object) -> CraftaxEnv:
     fields.pop("fractal_noise_angles")  # for tests of the world's generator
     check_options(env_id, options, fields)
     chosen = take_options(env_id, options, fields)
-    at_least_one(env_id, "max_timesteps", chosen["max_timesteps"])
+    for counter in ("max_timesteps", "day_length"):
+        at_least_one(env_id, counter, chosen[counter])
     for field, value in chosen.items():
         if value > _LARGEST:
             raise ValueError(f"{env_id} {field}: expected at most {_LARGEST}, got {value}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -122,6 +123,7 @@ def make(
     _check_impl(env_id, impl)
     config = registry.get_default_config(name)
     check_options(env_id, options, {*_entries(config), "impl", "reset", "random_start"})
+    _check_time_steps(env_id, options.get("ctrl_dt", config.ctrl_dt), options.get("sim_dt", config.sim_dt))
     with _models(env_id, impl), quiet_models():
         env = registry.load(name, config, config_overrides={**options, "impl": impl})
     for counter in ("episode_length", "action_repeat"):
@@ -137,6 +139,18 @@ def _entries(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _entries(value, f"{prefix}{name}.") if name != "vision_config" else ()
         elif name != "vision":
             yield prefix + name
+
+
+def _check_time_steps(env_id: str, control: object, simulation: object) -> None:
+    """A control step is a whole number of simulation steps; Playground would round it, to none if need be."""
+    if not isinstance(control, (int, float)) or not isinstance(simulation, (int, float)):
+        return  # Playground says which type it expects
+    steps = control / simulation if simulation > 0 else 0
+    if not 0.5 < steps < math.inf or abs(steps - round(steps)) > 1e-6 * steps:
+        raise ValueError(
+            f"{env_id} ctrl_dt, sim_dt: expected ctrl_dt to be a multiple of sim_dt, both above 0, got {control:g} and "
+            f"{simulation:g}"
+        )
 
 
 def _check_impl(env_id: str, impl: str) -> None:
