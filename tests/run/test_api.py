@@ -350,11 +350,12 @@ def test_the_readings_differ_in_what_the_paper_leaves_open() -> None:
 def test_playground_has_its_own_settings_which_are_not_the_papers() -> None:
     expected = {"gamma": 0.995, "learning_rate": 1e-3, "learning_rate_final": 1e-3, "entropy_coef": 0.01, "clip": 0.3}
     expected |= {"num_envs": 2048, "rollout_length": 16 * 30, "minibatch_size": 30 * 1024, "epochs": 16}
-    expected |= {"normalise_reward": False}
+    expected |= {"normalise_reward": False, "policy": "squashed"}
     config = presets.build("playground/CheetahRun")
     assert {name: config.value(name) for name in expected} == expected
     sac = presets.build("playground/CheetahRun", algo=("sac",))
     assert (sac.batch_size, sac.value("updates_per_step"), sac.value("gamma")) == (128, 8 / 128, 0.99)
+    assert sac.net.policy == "auto"  # SAC refuses others
     for reading in presets.READINGS:
         with pytest.raises(
             ConfigError, match="expected 'playground' for playground/CheetahRun, which the paper does not cover"
