@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import tempfile
@@ -85,9 +86,11 @@ def read(file: Path) -> list[dict[str, Any]]:
     """The turns of a file that `run` wrote."""
     try:
         turns: list[dict[str, Any]] = json.loads(file.read_text())["turns"]
-        if {turn["who"] for turn in turns if {"rate", "score"} <= set(turn)} == {*SBX, *OURS}:
+        numbers = [turn[name] for turn in turns for name in ("rate", "score")]
+        finite = all(type(x) in (int, float) and math.isfinite(x) for x in numbers)
+        if finite and {turn["who"] for turn in turns} == {*SBX, *OURS} and all(turn["rate"] > 0 for turn in turns):
             return turns
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
         pass
     raise ValueError(f"table: expected a file that `run` wrote, got {file}")
 

@@ -82,6 +82,9 @@ def test_sac_beside_sbx_compares_medians_of_turns(
     run(monkeypatch, "sac_sbx.py", "table", str(file))
     *_, row = capsys.readouterr().out.splitlines()
     assert row == "| gymnax/Pendulum-v1 | 3 | 40 (1, 60) | 2.00, 5.00 | -34 (-60 to -1) |"
+    for rate in (None, 0.0, float("nan"), "3"):
+        file.write_text(json.dumps({"turns": [*turns, {"who": "sbx", "rate": rate, "score": 1.0}]}))
+        assert complaint(monkeypatch, capsys, "sac_sbx.py", "table", str(file)).endswith(f"`run` wrote, got {file}")
     file.write_text(json.dumps({"turns": turns[:-3]}))
     for wrong in (file, tmp_path / "missing.json", tmp_path):
         said = complaint(monkeypatch, capsys, "sac_sbx.py", "table", str(wrong))

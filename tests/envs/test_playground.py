@@ -177,7 +177,9 @@ WRONG = [
     ({"ctrl_dt": 0.004}, "expected ctrl_dt to be a multiple of sim_dt, both above 0, got 0.004 and 0.01"),
     ({"ctrl_dt": -1}, "expected ctrl_dt to be a multiple of sim_dt, both above 0, got -1 and 0.01"),
     ({"sim_dt": 0}, "expected ctrl_dt to be a multiple of sim_dt, both above 0, got 0.01 and 0"),
-    ({"sim_dt": "fast"}, r"cannot be made with sim_dt='fast' \("),
+    ({"sim_dt": "fast"}, "expected ctrl_dt to be a multiple of sim_dt, both above 0, got 0.01 and 'fast'"),
+    ({"ctrl_dt": True}, "expected ctrl_dt to be a multiple of sim_dt, both above 0, got True and 0.01"),
+    ({"episode_length": "long"}, r"cannot be made with episode_length='long' \("),
 ]
 
 

@@ -143,13 +143,12 @@ def _entries(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 def _check_time_steps(env_id: str, control: object, simulation: object) -> None:
     """A control step is a whole number of simulation steps; Playground would round it, to none if need be."""
-    if not isinstance(control, (int, float)) or not isinstance(simulation, (int, float)):
-        return  # Playground says which type it expects
-    steps = control / simulation if simulation > 0 else 0
+    numbers = [x for x in (control, simulation) if isinstance(x, (int, float)) and not isinstance(x, bool)]
+    steps = numbers[0] / numbers[1] if len(numbers) == 2 and numbers[1] > 0 else 0
     if not 0.5 < steps < math.inf or abs(steps - round(steps)) > 1e-6 * steps:
         raise ValueError(
-            f"{env_id} ctrl_dt, sim_dt: expected ctrl_dt to be a multiple of sim_dt, both above 0, got {control:g} and "
-            f"{simulation:g}"
+            f"{env_id} ctrl_dt, sim_dt: expected ctrl_dt to be a multiple of sim_dt, both above 0, got {control!r} and "
+            f"{simulation!r}"
         )
 
 
